@@ -1,0 +1,1 @@
+"""Schedules PyTorch training under a memory budget."""
