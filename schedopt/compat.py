@@ -1,0 +1,96 @@
+"""The only place that touches torch names which are not public; each with what it is used for."""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+import sys
+from collections.abc import Iterator
+from typing import Any
+from unittest import mock
+
+import torch
+import torch.utils.checkpoint as torch_checkpoint
+from torch._functorch._aot_autograd.logging_utils import setup_stacktrace_preservation_hooks
+from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException, FakeTensor, FakeTensorMode
+from torch.fx.experimental.proxy_tensor import get_proxy_mode, make_fx
+from torch.nn.utils.stateless import _reparametrize_module
+
+__all__ = [
+    "DATA_DEPENDENT_ERRORS",
+    "FakeTensor",
+    "FakeTensorMode",
+    "init_optimizer_state",
+    "label_backward",
+    "make_fx",
+    "neutral_checkpoint",
+    "not_tracing_for_transformers",
+    "num_traced_nodes",
+    "reparametrize",
+]
+
+DATA_DEPENDENT_ERRORS: tuple[type[BaseException], ...] = (DataDependentOutputException, DynamicOutputShapeException)
+
+
+def reparametrize(model: torch.nn.Module, tensors: dict[str, torch.Tensor]) -> contextlib.AbstractContextManager[Any]:
+    """Let the model run with other tensors as its parameters and buffers; ties stay ties."""
+    context: contextlib.AbstractContextManager[Any] = _reparametrize_module(model, tensors, tie_weights=True)
+    return context
+
+
+def init_optimizer_state(optimizer: torch.optim.Optimizer, group: dict[str, Any]) -> None:
+    """Create the state of a group's parameters that have a gradient, by the optimizer class's own code, without a step."""
+    method: Any = type(optimizer)._init_group  # type: ignore[attr-defined]  # exists on every torch.optim class we support
+    lists = len(inspect.signature(method).parameters) - 2
+    method(optimizer, group, *([] for _ in range(lists)))
+
+
+def _plain_checkpoint(function: Any, *args: Any, **kwargs: Any) -> Any:
+    for option in ("use_reentrant", "preserve_rng_state", "context_fn", "determinism_check", "debug", "early_stop"):
+        kwargs.pop(option, None)
+    return function(*args, **kwargs)
+
+
+@contextlib.contextmanager
+def neutral_checkpoint() -> Iterator[None]:
+    """torch.utils.checkpoint becomes a plain call: what to recompute is ours to decide, and its own recompute is traced wrongly."""
+
+    def generator(function: Any, *args: Any, **kwargs: Any) -> Iterator[None]:
+        yield
+
+    class PlainFunction:
+        """Stands for CheckpointFunction: `apply(run_function, preserve_rng_state, *args)`."""
+
+        @staticmethod
+        def apply(function: Any, preserve: bool, *args: Any) -> Any:
+            return function(*args)
+
+    with contextlib.ExitStack() as stack:
+        for name in ("_checkpoint_without_reentrant_generator", "_checkpoint_without_reentrant_generator_impl"):
+            if hasattr(torch_checkpoint, name):
+                stack.enter_context(mock.patch.object(torch_checkpoint, name, generator))
+        stack.enter_context(mock.patch.object(torch_checkpoint, "CheckpointFunction", PlainFunction))
+        yield
+
+
+@contextlib.contextmanager
+def not_tracing_for_transformers() -> Iterator[None]:
+    """transformers takes another path (an explicit mask) when it sees a fake tensor; make it take the eager one."""
+    masking = sys.modules.get("transformers.masking_utils")
+    if masking is None or not hasattr(masking, "is_tracing"):
+        yield
+        return
+    with mock.patch.object(masking, "is_tracing", lambda *_, **__: False):
+        yield
+
+
+def label_backward(loss: torch.Tensor) -> None:
+    """Give nodes traced in the backward pass the `seq_nr` of their forward node."""
+    if loss.grad_fn is not None:
+        setup_stacktrace_preservation_hooks([loss.grad_fn])
+
+
+def num_traced_nodes() -> int:
+    """Number of nodes that the running make_fx has traced so far."""
+    mode: Any = get_proxy_mode()
+    return len(mode.tracer.graph.nodes)
