@@ -11,8 +11,9 @@ from torch import fx
 from torch.utils import _pytree as pytree
 
 from schedopt.capture.captured import Captured, External, NodeInfo, set_node_info
-from schedopt.capture.effects import recompute_class, written_arguments
+from schedopt.capture.effects import aten_op, recompute_class, written_arguments
 from schedopt.capture.live import Live
+from schedopt.capture.recurrent import repair_recurrent
 from schedopt.capture.trace import Traced, trace
 from schedopt.capture.update import UpdateRule, check_optimizer
 from schedopt.capture.workload import Workload
@@ -77,6 +78,10 @@ class _Builder:
             if node.target in _CLUTTER:
                 node.replace_all_uses_with(node.args[0])
                 self.graph.erase_node(node)
+        self._drop_idle()
+        repair_recurrent(self.graph, self.traced.mode)
+
+    def _drop_idle(self) -> None:
         for node in reversed(list(self.graph.nodes)):
             if not node.users and node.op == "call_function" and self._idle(node):
                 self.graph.erase_node(node)
@@ -102,9 +107,10 @@ class _Builder:
         """True for a node without users that may be dropped: it writes nothing and draws nothing."""
         if node.target is operator.getitem or "profiler" in str(node.target):
             return True
-        if not isinstance(node.target, torch._ops.OpOverload) or node.target.namespace not in ("aten", "prims"):
+        op = aten_op(node)
+        if op is None or op.namespace not in ("aten", "prims"):
             return False
-        return not list(written_arguments(node)) and torch.Tag.nondeterministic_seeded not in node.target.tags
+        return not list(written_arguments(node)) and torch.Tag.nondeterministic_seeded not in op.tags
 
     def append_updates(self) -> None:
         """One update node per parameter with a gradient; the output keeps the loss only."""
@@ -136,9 +142,7 @@ class _Builder:
         if not updates:
             raise CaptureError("the optimizer holds no parameter that gets a gradient from this loss")
         output.args = ((loss,),)
-        for node in reversed(list(self.graph.nodes)):
-            if not node.users and node.op == "call_function" and self._idle(node):
-                self.graph.erase_node(node)
+        self._drop_idle()
 
     def finish(self) -> Captured:
         """Number storages and ops, leave NodeInfo on every node."""

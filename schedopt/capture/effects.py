@@ -33,19 +33,28 @@ _DROPOUT_ARGUMENTS = ("dropout_p", "p")
 _KNOWN_NAMESPACES = frozenset({"aten", "prims", "torchvision"})
 
 
+def aten_op(node: fx.Node) -> torch._ops.OpOverload | None:
+    """The registered op that a node calls, directly or through one of our wrappers; None for an optimizer update."""
+    target = getattr(node.target, "op", node.target) if node.op == "call_function" else None
+    return target if isinstance(target, torch._ops.OpOverload) else None
+
+
 def named_arguments(node: fx.Node) -> dict[str, Any]:
     """Arguments of an ATen call by schema name, defaults left out."""
-    schema = node.target._schema  # type: ignore[union-attr]  # OpOverload
+    op = aten_op(node)
+    assert op is not None
+    schema = op._schema
     names = [argument.name for argument in schema.arguments]
     return dict(zip(names, node.args, strict=False)) | dict(node.kwargs)
 
 
 def written_arguments(node: fx.Node) -> Iterator[fx.Node]:
     """The nodes whose storage this op writes in place."""
-    if not isinstance(node.target, torch._ops.OpOverload):
+    op = aten_op(node)
+    if op is None:
         return
     given = named_arguments(node)
-    for argument in node.target._schema.arguments:
+    for argument in op._schema.arguments:
         if argument.alias_info is not None and argument.alias_info.is_write:
             yield from (x for x in pytree.tree_leaves(given.get(argument.name)) if isinstance(x, fx.Node))
     yield from _written_statistics(node)
@@ -53,8 +62,8 @@ def written_arguments(node: fx.Node) -> Iterator[fx.Node]:
 
 def recompute_class(node: fx.Node, *, writes_external: bool) -> tuple[Recompute, str]:
     """Whether the op may run twice, and the reason where it may not."""
-    target = node.target
-    if not isinstance(target, torch._ops.OpOverload):
+    target = aten_op(node)
+    if target is None:
         return Recompute.BARRED, "optimizer update"
     if any(True for _ in _written_statistics(node)):
         return Recompute.STATISTICS, ""
@@ -71,8 +80,8 @@ def recompute_class(node: fx.Node, *, writes_external: bool) -> tuple[Recompute,
 
 def is_random(node: fx.Node) -> bool:
     """True if the op draws from the generator."""
-    target = node.target
-    if not isinstance(target, torch._ops.OpOverload) or torch.Tag.nondeterministic_seeded not in target.tags:
+    target = aten_op(node)
+    if target is None or torch.Tag.nondeterministic_seeded not in target.tags:
         return False
     if "attention" in target.name():
         given = named_arguments(node)
