@@ -1,0 +1,1 @@
+"""Shows plans: text tables, Perfetto trace, DOT, JSON. Needs neither the model nor torch."""
