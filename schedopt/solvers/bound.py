@@ -1,0 +1,155 @@
+"""A lower bound of the step time under a budget, by a linear program.
+
+Model. For every gap g of a movable storage, x_g is the part swapped and r_g the part recomputed, x_g + r_g <= 1. T is the step time.
+
+    memory, for every op p outside the update:   forced(p) + sum over gaps g around p of size_g (1 - x_g - r_g) <= budget
+    compute:                                     T >= time of all ops + sum r_g c_g
+    copies out, copies in:                       T >= sum out_g x_g,  T >= sum in_g x_g   (one row for both if the link is shared)
+
+Why no plan is faster: forced(p) is what op p touches, creates and works with, and what can never move. A storage that is not there
+at p must come back before its next use, by a copy or by its recipe; c_g counts an op's time only in equal parts over all storages that it
+makes, so that one run never counts twice. Updates may run anywhere, so only gaps between other ops enter; what a recompute itself needs is
+left out, copies overlap perfectly. All of it can only make T smaller than a real plan's.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import pairwise
+
+from ortools.linear_solver import pywraplp
+
+from schedopt.graph import Phase
+from schedopt.solvers.problem import Problem
+
+
+@dataclass(frozen=True, slots=True)
+class LooseGap:
+    """A gap of the relaxation: free at op positions [first, last] (two ranges for the one over the step's boundary)."""
+
+    storage: int
+    spans: tuple[tuple[int, int], ...]
+    number: int  # number of the use before it among the uses outside the update, -1 for the step's boundary
+    out_ns: int
+    in_ns: int
+    recompute_ns: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class Bound:
+    """`step_ns` is proven; None if the program proves that no plan fits at all."""
+
+    step_ns: int | None
+
+
+def lower_bound(problem: Problem, time_limit_s: float = 20.0) -> Bound:
+    """Solve the relaxation. With no row over the budget the bound is the plain compute time."""
+    ops = [op for op in problem.graph.ops if op.phase is not Phase.UPDATE]
+    gaps = loose_gaps(problem)
+    rows = _rows(problem, len(ops), gaps)
+    if not rows:
+        return Bound(problem.compute_ns)
+    solver = pywraplp.Solver.CreateSolver("GLOP")
+    solver.SetTimeLimit(round(time_limit_s * 1000))
+    total = solver.NumVar(problem.compute_ns, solver.infinity(), "T")
+    swap = [solver.NumVar(0, 1 if problem.may_swap else 0, f"x{i}") for i in range(len(gaps))]
+    again = [solver.NumVar(0, 1 if problem.may_recompute and g.recompute_ns is not None else 0, f"r{i}") for i, g in enumerate(gaps)]
+    for x, r in zip(swap, again, strict=True):
+        solver.Add(x + r <= 1)
+    for over, members in rows:
+        solver.Add(solver.Sum([problem.sizes[gaps[i].storage] * (swap[i] + again[i]) for i in members]) >= over)
+    compute = solver.Sum([g.recompute_ns * r for g, r in zip(gaps, again, strict=True) if g.recompute_ns])
+    solver.Add(total >= problem.compute_ns + compute)
+    out = solver.Sum([g.out_ns * x for g, x in zip(gaps, swap, strict=True)])
+    back = solver.Sum([g.in_ns * x for g, x in zip(gaps, swap, strict=True)])
+    for load in (out, back) if problem.link.duplex else (out + back,):
+        solver.Add(total >= load)
+    solver.Minimize(total)
+    status = solver.Solve()
+    if status == pywraplp.Solver.INFEASIBLE:
+        return Bound(None)
+    if status != pywraplp.Solver.OPTIMAL:
+        return Bound(problem.compute_ns)
+    return Bound(max(problem.compute_ns, int(total.solution_value() * (1 - 1e-7))))
+
+
+def loose_gaps(problem: Problem) -> list[LooseGap]:
+    """Gaps between uses outside the update; positions count ops outside the update in captured order."""
+    ops = [op for op in problem.graph.ops if op.phase is not Phase.UPDATE]
+    uses: dict[int, list[int]] = {}
+    for position, op in enumerate(ops):
+        for s in dict.fromkeys((*op.reads, *op.writes, *op.creates)):
+            uses.setdefault(s, []).append(position)
+    found: list[LooseGap] = []
+    for storage in problem.graph.storages:
+        s, mine = storage.id, uses.get(storage.id, [])
+        if not problem.movable[s]:
+            continue
+        size = storage.size_bytes
+        out, back = problem.link.out_ns(size), problem.link.in_ns(size)
+        for number, (before, after) in enumerate(pairwise(mine)):
+            if after > before + 1:
+                version = problem.needed[ops[after].id].get(s, 0)
+                first_gap = number == 0 and not storage.persistent
+                found.append(LooseGap(s, ((before + 1, after - 1),), number, out if first_gap else 0, back, _share(problem, s, version)))
+        if storage.persistent and (mine or problem.writers[s]):
+            first, last = (mine[0], mine[-1]) if mine else (len(ops), -1)
+            updated = bool(problem.writers[s])
+            head = ((0, first - 1),) if first > 0 else ()
+            tail = ((last + 1, len(ops) - 1),) if mine and not updated and last + 1 < len(ops) else ()
+            if head or tail:
+                found.append(LooseGap(s, head + tail, -1, out if updated else 0, back, None))
+    return found
+
+
+def _share(problem: Problem, storage: int, version: int) -> float | None:
+    recipe = problem.recipe(storage, version)
+    if recipe is None:
+        return None
+    ops = (problem.graph.ops[op] for op in recipe)
+    return sum(op.time_ns / max(1, len({*op.creates, *op.writes})) for op in ops)
+
+
+def _rows(problem: Problem, count: int, gaps: list[LooseGap]) -> list[tuple[int, list[int]]]:
+    """(bytes that must go, gaps around) for every op that does not fit with everything kept."""
+    ops = [op for op in problem.graph.ops if op.phase is not Phase.UPDATE]
+    around: list[list[int]] = [[] for _ in range(count)]
+    for i, gap in enumerate(gaps):
+        for first, last in gap.spans:
+            for position in range(first, last + 1):
+                around[position].append(i)
+    fixed = sum(s.size_bytes for s in problem.graph.storages if s.external and not problem.movable[s.id])
+    rows = []
+    for position, op in enumerate(ops):
+        touched = {*op.reads, *op.writes, *op.creates}
+        forced = fixed + op.workspace_bytes
+        forced += sum(problem.sizes[s] for s in touched if problem.movable[s] or not problem.graph.storages[s].external)
+        kept = sum(problem.sizes[gaps[i].storage] for i in around[position])
+        if forced + kept > problem.budget_bytes:
+            rows.append((forced + kept - problem.budget_bytes, around[position]))
+    return _maximal(rows)
+
+
+def _maximal(rows: list[tuple[int, list[int]]]) -> list[tuple[int, list[int]]]:
+    """Without rows that the one before or after implies."""
+    kept: list[tuple[int, list[int]]] = []
+    for over, members in rows:
+        if kept and kept[-1][0] >= over and set(kept[-1][1]) <= set(members):
+            continue
+        while kept and kept[-1][0] <= over and set(members) <= set(kept[-1][1]):
+            kept.pop()
+        kept.append((over, members))
+    return kept
+
+
+def floor(problem: Problem) -> tuple[int, str]:
+    """Bytes below which no plan can do, and the op that forces them: what can never move, and one op's working set."""
+    fixed = sum(s.size_bytes for s in problem.graph.storages if s.external and not problem.movable[s.id])
+    fixed += sum(problem.sizes[s] for s in problem.snapshot)
+    worst, name = fixed, "the storages that can not move"
+    for op in problem.graph.ops:
+        touched = {*op.reads, *op.writes, *op.creates}
+        moving = sum(problem.sizes[s] for s in touched if problem.movable[s] or not problem.graph.storages[s].external)
+        if fixed + moving + op.workspace_bytes > worst:
+            worst, name = fixed + moving + op.workspace_bytes, f"{op.name} ({op.target}{', module ' + op.module if op.module else ''})"
+    return worst, name
