@@ -1,0 +1,82 @@
+"""Decides the order for a job that fits: eager order, each update as late as the least peak allows. No swap, no recompute."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from schedopt.constraints import budget_bytes
+from schedopt.graph import Graph
+from schedopt.machine import Machine
+from schedopt.pass_manager import Program
+from schedopt.plan import Plan
+from schedopt.solvers.expand import expand, profile
+from schedopt.solvers.problem import Problem, captured_order, eager_peak, early_order, lazy_order, order_profile
+from schedopt.solvers.realise import realise
+
+
+@dataclass(frozen=True, slots=True)
+class DecideOrder:
+    """Pass: writes the plain plan if the step fits the budget so; otherwise leaves the decision to `decide_memory`."""
+
+    name: str = "decide_order"
+
+    def __call__(self, program: Program) -> Program:
+        """Choose the order with the least peak; among equals the one whose updates come last."""
+        problem = problem_of(program, _best_order(program.graph))
+        expansion = expand(problem, {})
+        if max(profile(problem, expansion), default=0) > problem.budget_bytes:
+            return program
+        realised = realise(problem, expansion, tier_of(program), program.machine.devices[0].name)
+        assert realised is not None
+        peak = eager_peak(program.graph)
+        plan = Plan(
+            graph_hash=program.graph.hash(),
+            machine_name=program.machine.name,
+            strategy=program.constraints.strategy,
+            solver="plain",
+            schedules=(realised.schedule,),
+            undo=program.constraints.undo,
+            eager_peak_bytes=peak,
+            eager_ns=problem.compute_ns,
+            bound_ns=problem.compute_ns,
+            exact=program.graph.exact,
+            notes=("the step fits the budget: nothing is swapped or recomputed", *program.graph.notes),
+        )
+        return replace(program, plan=plan)
+
+
+def tier_of(program: Program) -> str:
+    """The lower tier of the machine that the constraints mean: "ram" is page-locked host memory where the device is a GPU."""
+    wanted = program.constraints.tier
+    names = {tier.name for tier in program.machine.tiers}
+    if wanted == "ram" and wanted not in names and "pinned" in names:
+        return "pinned"
+    if wanted not in names:
+        raise ValueError(f"machine {program.machine.name} has no tier {wanted!r}; it has {', '.join(sorted(names))}")
+    return wanted
+
+
+def budget_of(program: Program) -> int:
+    """Bytes of the budget; the device's memory where the user set none."""
+    device: int = program.machine.devices[0].memory_bytes
+    memory = program.constraints.memory
+    return device if memory is None else budget_bytes(memory, eager_peak_bytes=eager_peak(program.graph))
+
+
+def problem_of(program: Program, order: tuple[int, ...], *, may_swap: bool = True, may_recompute: bool = True) -> Problem:
+    """The program's scheduling problem for one order of its ops."""
+    machine: Machine = program.machine
+    link = machine.link(machine.devices[0].name, tier_of(program))
+    if (throttle := program.constraints.throttle_bytes_per_s) is not None:
+        link = replace(
+            link, out_bytes_per_s=min(link.out_bytes_per_s, throttle), in_bytes_per_s=min(link.in_bytes_per_s, throttle)
+        )
+    return Problem(program.graph, order, budget_of(program), link, program.constraints.undo, may_swap, may_recompute)
+
+
+def _best_order(graph: Graph) -> tuple[int, ...]:
+    early = early_order(graph)
+    least = max(order_profile(graph, early), default=0)
+    choices = [captured_order(graph), lazy_order(graph, least), early]
+    peaks = [max(order_profile(graph, order), default=0) for order in choices]
+    return choices[peaks.index(min(peaks))]
