@@ -19,7 +19,7 @@ from schedopt.machine import Machine
 from schedopt.pass_manager import Program, run_passes, verify
 from schedopt.passes import default_passes
 from schedopt.plan_file import PlanFile
-from schedopt.solvers.eager import eager_peak
+from schedopt.solvers.problem import eager_peak
 
 SELF_CHECK_SHARE = 0.5
 
