@@ -58,9 +58,9 @@ def decide_captured(captured: Captured, constraints: Constraints, machine: Machi
     else:
         graph = estimate(captured, machine)
     program = Program(graph, machine, constraints, captured=replace(captured, graph=graph))
-    progress("solve", 0, 0)
-    program = run_passes(program, default_passes())
-    progress("solve", 1, 1)
+    progress("solve", 0, 100)
+    program = run_passes(program, default_passes(lambda share, what: progress("solve", round(100 * share), 100)))
+    progress("solve", 100, 100)
     return program
 
 

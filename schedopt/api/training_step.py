@@ -59,7 +59,8 @@ class TrainingStep:
         self.workload = workload
         self.settings = settings
         self._progress = progress
-        self._ready: dict[Any, _Ready] = {}  # in the order of their last use
+        self._ready: dict[Any, _Ready] = {}
+        self._last_key: Any = None
         self._first_budget: int | None = None
         self._closed = False
 
@@ -71,8 +72,14 @@ class TrainingStep:
         value = self._assemble(batch, named)
         key = self.prepare(value)
         leaves, _ = flatten_batch(value)
-        self._ready[key] = ready = self._ready.pop(key)
-        return ready.runner.step(leaves)[0].detach()
+        return self._turn(key).runner.step(leaves)[0].detach()
+
+    def _turn(self, key: Any) -> _Ready:
+        """Make `key` the last in use; tensors that rested where another program left them come home first."""
+        if self._last_key is not None and self._last_key != key:
+            self._ready[self._last_key].runner.bring_home()
+        self._last_key = key
+        return self._ready[key]
 
     def prepare(self, batch: Any) -> Any:
         """Compile for batches like this one, unless that was done before; the key under which it is remembered."""
@@ -82,7 +89,10 @@ class TrainingStep:
         self._check_devices(leaves)
         key = (str(spec), tuple(_leaf_key(leaf) for leaf in leaves), _model_key(self.workload.model))
         if key not in self._ready:
+            if self._last_key is not None:
+                self._ready[self._last_key].runner.bring_home()
             self._ready[key] = self._compile(replace(self.workload, batch=batch))
+            self._last_key = key
         return key
 
     def _compile(self, workload: Workload) -> _Ready:
@@ -124,9 +134,9 @@ class TrainingStep:
                 raise ValueError(f"tensor {number} of the batch is on {leaf.device}, the model on {device}; move it there first")
 
     def _last(self) -> _Ready:
-        if not self._ready:
+        if self._last_key is None:
             raise RuntimeError("nothing is compiled yet: call the step with a batch first, or pass example_batch")
-        return next(reversed(self._ready.values()))
+        return self._ready[self._last_key]
 
     @property
     def plan(self) -> StepPlan:
@@ -168,7 +178,7 @@ class TrainingStep:
     def close(self) -> None:
         """Bring all tensors home, end threads, give the swap file up. Safe to call twice."""
         self._closed = True
-        for ready in self._ready.values():  # the one used last closes last: its tensors are the present ones
+        for ready in self._ready.values():
             ready.runner.close()
 
     def __enter__(self) -> TrainingStep:

@@ -64,7 +64,7 @@ class Resting:
             if tuple(live.shape) != external.shape or live.dtype != external.dtype:
                 raise ValueError(f"{'/'.join(map(str, external.slot[1:]))} has changed shape or dtype; compile again")
             if external.storage in self.away:
-                if live.untyped_storage().data_ptr() != self._mapped[external.storage].data_ptr():
+                if not self._is_mapped(external.storage, live):
                     self._settle_down(external.storage, self.away[external.storage])
                 inputs.append(self._place(self._inside[external.storage], external))
             else:
@@ -86,9 +86,15 @@ class Resting:
             if storage.nbytes():
                 storage.resize_(0)
 
+    def _is_mapped(self, s: int, live: torch.Tensor) -> bool:
+        return s in self._mapped and live.untyped_storage().data_ptr() == self._mapped[s].data_ptr()
+
     def close(self) -> None:
-        """Give every tensor ordinary memory of its own."""
+        """Give every tensor that rests ordinary memory of its own; those that the user has put in another's place stay. A later step
+        takes them all over again."""
         for s, externals in self.away.items():
+            if not self._is_mapped(s, self.captured.lookup(externals[0].slot)):
+                continue
             home = torch.UntypedStorage(self.sizes[s])
             torch.empty(0, dtype=torch.uint8).set_(home, 0, (self.sizes[s],)).copy_(
                 torch.empty(0, dtype=torch.uint8).set_(self._mapped[s], 0, (self.sizes[s],))

@@ -112,6 +112,11 @@ class Runner:
         """Accept the present tensors as the state to go on from (after a checkpoint was loaded)."""
         self._broken = None
 
+    def bring_home(self) -> None:
+        """Give every tensor that rests on the lower tier ordinary memory; the next step takes them down again. For another runner's turn."""
+        if not self._closed:
+            self.resting.close()
+
     def close(self) -> None:
         """Bring every tensor back to ordinary memory, end threads, give up the file. Safe to call twice."""
         if self._closed:
