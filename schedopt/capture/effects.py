@@ -35,8 +35,10 @@ _KNOWN_NAMESPACES = frozenset({"aten", "prims", "torchvision"})
 
 def aten_op(node: fx.Node) -> torch._ops.OpOverload | None:
     """The registered op that a node calls, directly or through one of our wrappers; None for an optimizer update."""
-    target = getattr(node.target, "op", node.target) if node.op == "call_function" else None
-    return target if isinstance(target, torch._ops.OpOverload) else None
+    if isinstance(node.target, torch._ops.OpOverload):
+        return node.target
+    wrapped = getattr(node.target, "wrapped_op", None)
+    return wrapped if isinstance(wrapped, torch._ops.OpOverload) else None
 
 
 def named_arguments(node: fx.Node) -> dict[str, Any]:

@@ -18,7 +18,7 @@ _LAYER = torch.ops.aten.mkldnn_rnn_layer.default
 class RecurrentLayer:
     """Callable that stands for `aten.mkldnn_rnn_layer` and always keeps the workspace."""
 
-    op = _LAYER
+    wrapped_op = _LAYER
     __name__ = __qualname__ = "recurrent_layer"
     __module__ = "schedopt.capture.recurrent"
 

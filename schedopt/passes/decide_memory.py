@@ -21,6 +21,7 @@ from schedopt.solvers.realise import realise
 _KINDS = {"auto": (True, True), "swap": (True, False), "recompute": (False, True), "window": (True, False)}
 _known: OrderedDict[object, list[auto.Found]] = OrderedDict()  # plans of this process, offered again to larger budgets
 _KNOWN_PROBLEMS = 16
+_BISECTION_S = 20.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,7 +122,8 @@ def infeasible(problems: list[Problem], tier: str, device: str) -> InfeasibleErr
     problem = problems[0]
     floor_bytes, op_name = floor(problem)
     low, high = max(floor_bytes, problem.budget_bytes), eager_peak(problem.graph)
-    while high - low > max(1, high // 200):
+    give_up = time.perf_counter() + _BISECTION_S
+    while high - low > max(1, high // 200) and time.perf_counter() < give_up:
         middle = (low + high) // 2
         if any(_fits(replace(p, budget_bytes=middle), tier, device) for p in problems):
             high = middle

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import errno
 import mmap
 import os
@@ -26,10 +27,16 @@ Bytes = np.ndarray[Any, np.dtype[np.uint8]]
 
 
 def storage_bytes(tensor: torch.Tensor) -> Bytes:
-    """All bytes of a tensor's storage as a numpy view (which keeps the storage alive)."""
+    """All bytes of a tensor's storage as a numpy view that keeps the storage alive.
+
+    Not `tensor.numpy()`: that would forbid the storage ever to be resized.
+    """
     storage = tensor.untyped_storage()
-    view: Bytes = torch.empty(0, dtype=torch.uint8).set_(storage, 0, (storage.nbytes(),)).numpy()
-    return view
+    if not storage.nbytes():
+        return np.empty(0, dtype=np.uint8)
+    memory = (ctypes.c_uint8 * storage.nbytes()).from_address(storage.data_ptr())
+    memory._storage = storage  # type: ignore[attr-defined]  # ctypes objects take attributes: this one holds the bytes
+    return np.frombuffer(memory, dtype=np.uint8)
 
 
 @dataclass(slots=True)

@@ -35,7 +35,7 @@ _GOOD = 1.002
 
 @dataclass(frozen=True, slots=True)
 class AutoOptions:
-    """Names for the schedule, limits of the search. `time_limit_s` bounds the improvement, not the ladder."""
+    """Names for the schedule, limits of the search. The search ends after `time_limit_s`, but not before it has found a plan."""
 
     tier: str
     device: str
@@ -124,7 +124,7 @@ class _Search:
                     answer = greedy(under, GreedyOptions(round(target * 0.98), swap_weight=weight))
                     if answer.fits:
                         self.offer(self.judge(under, answer.choices, answer.expansion, "greedy"))
-                if self.best is not None and number >= _RUNGS_BELOW and self.best.realised.stall_ns == 0:
+                if self.best is not None and (number >= _RUNGS_BELOW and self.best.realised.stall_ns == 0 or self.left() < 0):
                     break
             for target in (problem.budget_bytes, round(problem.budget_bytes * 0.95)):
                 answer = greedy(problem, GreedyOptions(target))

@@ -16,7 +16,7 @@ from schedopt.solvers.problem import Problem
 Gap = tuple[int, int]  # (storage, number of the use before the gap; -1: over the step's boundary)
 Choices = dict[Gap, str]  # "swap" or "recompute"; a gap that is not there is kept
 _NEAR = 6  # a storage fetched for a recompute stays if it is used again within so many positions
-_DEPTH = 60
+_DEPTH = 16  # recipes within recipes: longer chains cost more than they bring
 
 
 class Begin(Enum):

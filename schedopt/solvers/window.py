@@ -176,7 +176,7 @@ class _Window:
     def _backtrack(self, size: int, position: int) -> bool:
         """Give up the furthest prefetches: what no op up to this one needs goes, and is not fetched again before it has run."""
         needed = set(self.entries[position])
-        candidates = [s for s, state in enumerate(self.state) if state.here and not state.leaving and s not in needed and self.p.movable[s]]
+        candidates = [s for s, state in enumerate(self.state) if state.here and not state.leaving and s not in needed and self.p.movable[s] and self.p.uses[s]]
         far = sorted(candidates, key=lambda s: -(self.state[s].queue[0] if self.state[s].queue else len(self.p.order)))
         for s in far:
             if self.used + size <= self.p.budget_bytes:
