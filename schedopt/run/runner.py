@@ -113,7 +113,7 @@ class Runner:
         self._broken = None
 
     def bring_home(self) -> None:
-        """Give every tensor that rests on the lower tier ordinary memory; the next step takes them down again. For another runner's turn."""
+        """Give every tensor that rests on the lower tier ordinary memory, for another runner's turn; the next step takes them again."""
         if not self._closed:
             self.resting.close()
 
