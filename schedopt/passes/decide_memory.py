@@ -123,9 +123,9 @@ def infeasible(problems: list[Problem], tier: str, device: str) -> InfeasibleErr
     floor_bytes, op_name = floor(problem)
     low, high = max(floor_bytes, problem.budget_bytes), eager_peak(problem.graph)
     give_up = time.perf_counter() + _BISECTION_S
-    while high - low > max(1, high // 200) and time.perf_counter() < give_up:
+    while high - low > max(1, high // 100) and time.perf_counter() < give_up:
         middle = (low + high) // 2
-        if any(_fits(replace(p, budget_bytes=middle), tier, device) for p in problems):
+        if _fits(replace(problem, budget_bytes=middle), tier, device):
             high = middle
         else:
             low = middle
