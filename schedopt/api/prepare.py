@@ -52,7 +52,7 @@ def decide_captured(captured: Captured, constraints: Constraints, machine: Machi
     """Cost and plan of a captured step."""
     if machine is None:
         progress("probe", 0, 0)
-        machine = this_machine()
+        machine = this_machine(progress=lambda done, total: progress("probe", done, total))
         progress("probe", 1, 1)
         graph = measure(captured, machine, progress=lambda done, total: progress("measure", done, total))
     else:

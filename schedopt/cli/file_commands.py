@@ -98,7 +98,7 @@ def export(
     if output is None:
         typer.echo(text, nl=False)
         return
-    output.parent.mkdir(parents=True, exist_ok=True)
+    o.check_output(output)
     output.write_text(text)
     if as_json:
         print_json({"output": str(output), "format": to, "size_bytes": len(text.encode())})

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 from rich.table import Table
@@ -28,7 +28,7 @@ def probe_command(
     from schedopt.cost import probe, save_machine
 
     with Bars(quiet=as_json) as bars:
-        machine = probe(progress=lambda *done: bars("probe", *_done(done)))
+        machine = probe(lambda done, total: bars("probe", done, total))
     if output is not None:
         save_machine(machine, output)
     _show(machine, as_json=as_json)
@@ -66,12 +66,6 @@ def show_command(
     from schedopt.cost import load_machine, this_machine
 
     _show(this_machine() if name == "this" else load_machine(name), as_json=as_json)
-
-
-def _done(values: tuple[Any, ...]) -> tuple[int, int]:
-    """Done and total, from however the probe reports."""
-    numbers = [v for v in values if isinstance(v, int)]
-    return (numbers[0], numbers[1]) if len(numbers) >= 2 else (0, 0)
 
 
 def _show(machine: Machine, *, as_json: bool) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 from pathlib import Path
 from typing import Annotated
 
@@ -48,6 +50,20 @@ def make_constraints(
 
 def throttle_bytes(text: str) -> int:
     """Bytes per second meant by "500MB" or "500MB/s"; ValueError for anything else, shares included."""
-    if "%" in text:
-        raise ValueError(f'throttle {text!r} is not understood; use bytes per second, such as "500MB"')
-    return budget_bytes(text.removesuffix("/s"), eager_peak_bytes=1)
+    try:
+        if "%" not in text:
+            return budget_bytes(text.removesuffix("/s"), eager_peak_bytes=1)
+    except ValueError:
+        pass
+    raise ValueError(f'throttle {text!r} is not understood; use bytes per second, such as "500MB"')
+
+
+def check_output(path: Path | None) -> None:
+    """OSError at once, before any work, if a file could not be written there."""
+    if path is None:
+        return
+    path.parent.mkdir(parents=True, exist_ok=True)
+    if path.is_dir():
+        raise IsADirectoryError(errno.EISDIR, "is a directory, not a file", str(path))
+    if not os.access(path.parent, os.W_OK):
+        raise PermissionError(errno.EACCES, "can not be written", str(path))

@@ -36,6 +36,7 @@ def plan(
 ) -> None:
     """Decide what is kept, swapped and recomputed, without running a step."""
     constraints = o.make_constraints(memory, strategy, tier, time_limit, throttle, no_undo, allow_inexact, seed)
+    o.check_output(output)
     from schedopt.api.entry import plan as make_plan
     from schedopt.api.prepare import as_machine
 

@@ -69,6 +69,7 @@ def run(
     if compare not in (None, "eager"):
         raise ValueError(f"--compare {compare!r} is not known; use eager")
     constraints = o.make_constraints(memory, strategy, tier, time_limit, throttle, no_undo, allow_inexact, seed)
+    o.check_output(output)
     given = None if plan is None else StepPlan.load(plan)
     from schedopt.api.entry import compile as compile_step
 
