@@ -257,6 +257,7 @@ class _Replay:
         start = max(self.clock, self.out_free)
         self.out_free = start + self.link.out_ns(self._size(s))
         self.copies.append((position, "out", start, self.out_free))
+        self.clock += self.link.tax_ns(self._size(s))
         if s not in self.on_tier:
             self.on_tier[s] = self._size(s)
             self.tier_used += self._size(s)
@@ -312,6 +313,7 @@ class _Replay:
         start = max(self.clock, self.in_free)
         self.in_free = self.copy_end[s] = start + self.link.in_ns(self._size(s))
         self.copies.append((position, "in", start, self.in_free))
+        self.clock += self.link.tax_ns(self._size(s))
         if self.state[s] is _State.ABSENT:
             self.used += self._size(s)
         self.state[s], self.version[s] = _State.ARRIVING, lower

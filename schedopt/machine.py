@@ -32,7 +32,11 @@ class Tier:
 
 @dataclass(frozen=True, slots=True)
 class Link:
-    """The way between one device and one tier. `duplex`: both directions run at full speed at the same time."""
+    """The way between one device and one tier, as fast as it is while the device computes.
+
+    `duplex`: both directions run at these speeds at the same time. `tax_ns_per_byte`: compute time that every copied byte costs, because
+    copies take memory bandwidth and, on a CPU, cores from the ops that run meanwhile.
+    """
 
     __pydantic_config__: ClassVar[dict[str, Any]] = {"extra": "forbid"}
 
@@ -42,6 +46,7 @@ class Link:
     in_bytes_per_s: float
     latency_ns: int
     duplex: bool = True
+    tax_ns_per_byte: float = 0.0
 
     def out_ns(self, size_bytes: int) -> int:
         """Nanoseconds to copy `size_bytes` from the device to the tier."""
@@ -50,6 +55,10 @@ class Link:
     def in_ns(self, size_bytes: int) -> int:
         """Nanoseconds to copy `size_bytes` from the tier to the device."""
         return self.latency_ns + round(size_bytes * 1e9 / self.in_bytes_per_s)
+
+    def tax_ns(self, size_bytes: int) -> int:
+        """Nanoseconds that ops lose to a copy of `size_bytes` in either direction."""
+        return round(size_bytes * self.tax_ns_per_byte)
 
 
 @dataclass(frozen=True, slots=True)

@@ -34,7 +34,8 @@ small things such as BatchNorm statistics) + kept generator states. While an op 
 workspace are added. The largest such sum is the peak and must not exceed the budget.
 
 Time: compute goes through the list; run and recompute take `Op.time_ns`. A copy starts when it has been issued and its stream is free,
-and takes `Link.out_ns` or `Link.in_ns` (one shared stream for both directions if the link is not duplex). A wait moves compute to the
+and takes `Link.out_ns` or `Link.in_ns` (one shared stream for both directions if the link is not duplex); issuing it costs compute
+`Link.tax_ns`, what ops lose to it. A wait moves compute to the
 end of its copy. The step ends when compute and both streams are done.
 """
 

@@ -123,15 +123,16 @@ class _Builder:
             group = self.live.group_of.get(name)
             if gradient is None or group is None:
                 continue
-            states = []
+            states, keys = [], []
             for key, value in self.live.describe_state(name, gradient.meta["val"]).items():
                 with self.graph.inserting_after(last):
                     last = self.graph.placeholder(f"{by_name[name].name}_{key}")
                 last.meta["val"] = value
                 self.slots[last] = ("state", name, key)
+                keys.append(key)
                 self.label_of[last] = (Phase.UPDATE, "")
                 states.append(last)
-            rule = UpdateRule(self.workload.optimizer, group, name, tuple(s.target.removeprefix(f"{by_name[name].name}_") for s in states))
+            rule = UpdateRule(self.workload.optimizer, group, name, tuple(keys))
             self.live.rules[name] = rule
             updates.append((name, rule, (by_name[name], gradient, *states)))
         with self.graph.inserting_before(output):
@@ -202,9 +203,7 @@ class _Builder:
                 self.storage_ids[key] = len(self.storages)
                 created.append(len(self.storages))
                 name = node.name if len(tensors) == 1 else f"{node.name}.{i}"
-                self.storages.append(
-                    Storage(len(self.storages), name, StorageKind.ACTIVATION, tensor.untyped_storage().nbytes(), module)
-                )
+                self.storages.append(Storage(len(self.storages), name, StorageKind.ACTIVATION, tensor.untyped_storage().nbytes(), module))
         ids = tuple(self.storage_ids[t.untyped_storage()._cdata] if isinstance(t, torch.Tensor) else None for t in tensors)
         if isinstance(node.target, UpdateRule):
             written = [s for n in (node.args[0], *node.args[2:]) for s in self._ids(n)]  # type: ignore[arg-type]  # all nodes
@@ -218,7 +217,8 @@ class _Builder:
         external = any(self.storages[s].external for s in writes)
         recompute, reason = recompute_class(node, writes_external=external)
         target = f"optimizer.{node.target.kind}" if isinstance(node.target, UpdateRule) else str(node.target)
-        op = Op(len(ops), node.name, target, phase, module, reads, writes, tuple(created), recompute, reason, signature=signature(node, target))
+        key = signature(node, target)
+        op = Op(len(ops), node.name, target, phase, module, reads, writes, tuple(created), recompute, reason, signature=key)
         ops.append(op)
         set_node_info(node, NodeInfo(op.id, ids, False))
 

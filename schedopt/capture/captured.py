@@ -63,7 +63,7 @@ class Captured:
     tuple whose first element is the loss. Every node value in `node.meta["val"]` is a fake tensor (or a tuple of them) with the exact
     shape, strides, dtype and storage offset of the eager run. `lookup(slot)` returns the live tensor of a placeholder; `adopt(slot,
     tensor)` makes `tensor` the live one (used when a storage rests on the lower tier). `begin_step()` prepares optimizer state that does
-    not exist yet; `commit_step()` makes it visible in `optimizer.state` after a step that succeeded; `abandon_step()` after one that failed.
+    not exist yet; `commit_step()` shows it in `optimizer.state` after a step that succeeded; `abandon_step()` after one that failed.
     """
 
     graph: Graph

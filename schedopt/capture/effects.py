@@ -85,7 +85,7 @@ def is_random(node: fx.Node) -> bool:
     target = aten_op(node)
     if target is None or torch.Tag.nondeterministic_seeded not in target.tags:
         return False
-    if "attention" in target.name():
+    if "attention" in str(target):
         given = named_arguments(node)
         return any(given.get(name, 0.0) != 0.0 for name in _DROPOUT_ARGUMENTS)
     return True

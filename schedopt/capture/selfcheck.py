@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -59,9 +60,13 @@ def self_check(workload: Workload, steps: int = 2) -> SelfCheck:
         eager, graph = (clone_workload(workload) for _ in range(2))
         captured = capture(graph)
         losses = []
-        for run in (lambda: run_eager_step(eager), lambda: run_graph_step(captured, graph.batch)):
+        runs: tuple[Callable[[], torch.Tensor], ...] = (
+            lambda: run_eager_step(eager),
+            lambda: run_graph_step(captured, graph.batch),
+        )
+        for run in runs:
             torch.set_rng_state(generator)
-            losses.append([run() for _ in range(steps)] + [torch.get_rng_state()])
+            losses.append([*(run() for _ in range(steps)), torch.get_rng_state()])
     finally:
         torch.set_rng_state(generator)
     for number, (theirs, ours) in enumerate(zip(*losses, strict=True), start=1):

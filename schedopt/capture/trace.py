@@ -65,7 +65,7 @@ class _Tracer:
 
     def trace(self, *, explicit_mask: bool) -> Traced:
         model = self.workload.model
-        parameters = dict(model.named_parameters())
+        parameters: dict[str, torch.Tensor] = dict(model.named_parameters())
         buffers = {name: value for name, value in model.named_buffers() if value is not None}
         leaves, spec = flatten_batch(self.workload.batch)
         mode = _fake_mode(list(parameters.values()))
@@ -102,7 +102,8 @@ class _Tracer:
             compat.label_backward(loss)
             gradients = torch.autograd.grad(loss, [own[name] for name in wanted], allow_unused=True)
             total = loss.detach() if total is None else total + loss.detach()
-            _accumulate(sums, own, dict(zip(wanted, gradients, strict=True)), alone=workload.accumulate == 1 and workload.clip_grad_norm is None)
+            alone = workload.accumulate == 1 and workload.clip_grad_norm is None
+            _accumulate(sums, own, dict(zip(wanted, gradients, strict=True)), alone=alone)
         if workload.clip_grad_norm is not None:
             _clip(own, sums, workload.clip_grad_norm)
         return (total, *(sums.get(name) for name in own))
@@ -130,7 +131,7 @@ class _Tracer:
             yield
         except SchedoptError:
             raise
-        except Exception as error:  # noqa: BLE001  # whatever the user's code or torch raises becomes one error that names the place
+        except Exception as error:  # whatever the user's code or torch raises becomes one error that names the place
             raise CaptureError(_explain(error, self.stack[-1] if self.stack else "")) from error
 
 
@@ -190,7 +191,7 @@ def _explain(error: Exception, module: str) -> str:
             f"the step depends on values of tensors {where}: {text}. A schedule is made before the values are known: replace .item(), "
             "`if tensor` and boolean indexing by torch.where or masking"
         )
-    if "numpy" in text or isinstance(error, TypeError) and "numpy" in str(error):
+    if "numpy" in text or (isinstance(error, TypeError) and "numpy" in str(error)):
         return f"a tensor leaves torch for numpy {where}: {text}. Use torch operations instead"
     if "sparse" in text.lower():
         return f"sparse tensors can not be scheduled {where}: {text}. Build embeddings with sparse=False"
@@ -222,7 +223,7 @@ def _unchanged(model: torch.nn.Module) -> Iterator[None]:
 
 
 def _same_numpy(state: Any) -> bool:
-    now = np.random.get_state()
+    now: Any = np.random.get_state()
     return bool(now[0] == state[0] and np.array_equal(now[1], state[1]) and now[2] == state[2])
 
 

@@ -60,7 +60,9 @@ def check_optimizer(optimizer: torch.optim.Optimizer) -> None:
         raise CaptureError("an optimizer with differentiable=True can not be scheduled; build it with differentiable=False")
 
 
-def initial_state(optimizer: torch.optim.Optimizer, group: dict[str, Any], parameter: torch.Tensor, stride: tuple[int, ...]) -> dict[str, Any]:
+def initial_state(
+    optimizer: torch.optim.Optimizer, group: dict[str, Any], parameter: torch.Tensor, stride: tuple[int, ...]
+) -> dict[str, Any]:
     """State that the optimizer would create for `parameter` at its first step; `stride` is that of the gradient's clone.
 
     SGD clones the gradient then: a buffer of -0.0 gives the same bits, as momentum * -0.0 + g == g for every g.
@@ -71,9 +73,7 @@ def initial_state(optimizer: torch.optim.Optimizer, group: dict[str, Any], param
     init_optimizer_state(shadow, shadow.param_groups[0])
     state = dict(shadow.state[leaf])
     if type(optimizer).__name__ == "SGD" and group["momentum"] != 0:
-        state["momentum_buffer"] = torch.empty_strided(
-            parameter.shape, stride, dtype=parameter.dtype, device=parameter.device
-        ).fill_(-0.0)
+        state["momentum_buffer"] = torch.empty_strided(parameter.shape, stride, dtype=parameter.dtype, device=parameter.device).fill_(-0.0)
     return {key: value for key, value in state.items() if value is not None}
 
 

@@ -110,7 +110,9 @@ def _as_loss(output: Any) -> torch.Tensor:
         elif isinstance(output, tuple | list) and output:
             loss = output[0]
     if not isinstance(loss, torch.Tensor):
-        raise CaptureError(f"no loss: got {type(output).__name__}; pass loss_fn, or let the model return a scalar tensor or an output with .loss")
+        raise CaptureError(
+            f"no loss: got {type(output).__name__}; pass loss_fn, or let the model return a scalar tensor or an output with .loss"
+        )
     if loss.numel() != 1 or not loss.is_floating_point():
         raise CaptureError(f"the loss must be one floating point number, not {tuple(loss.shape)} {loss.dtype}; reduce it (mean or sum)")
     return loss if loss.dim() == 0 else loss.reshape(())

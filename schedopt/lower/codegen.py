@@ -103,7 +103,7 @@ class _Writer:
         return self._constant(value, "constant")
 
     def _target_name(self, target: Any) -> str:
-        name = target.name() if isinstance(target, torch._ops.OpOverload) else getattr(target, "__name__", "call")
+        name = str(target) if isinstance(target, torch._ops.OpOverload) else getattr(target, "__name__", "call")
         return re.sub(r"\W+", "_", name)
 
     def _constant(self, value: Any, hint: str) -> str:
@@ -117,5 +117,5 @@ class _Writer:
     def _name(self, node: fx.Node) -> str:
         if node not in self._names:
             name = re.sub(r"\W+", "_", node.name)
-            self._names[node] = f"{name}_" if keyword.iskeyword(name) or name in ("rt", "inputs") and node.name != "rt" else name
+            self._names[node] = f"{name}_" if keyword.iskeyword(name) or (name in ("rt", "inputs") and node.name != "rt") else name
         return self._names[node]

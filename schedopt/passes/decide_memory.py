@@ -139,4 +139,3 @@ def infeasible(problems: list[Problem], tier: str, device: str) -> InfeasibleErr
 def _fits(problem: Problem, tier: str, device: str) -> bool:
     answer = greedy(problem, GreedyOptions(problem.budget_bytes))
     return answer.fits and realise(problem, answer.expansion, tier, device, rounds=1) is not None
-

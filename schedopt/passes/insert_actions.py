@@ -96,6 +96,7 @@ class _Inserter:
         if node not in self.value:
             assert node_info(node).view, f"{node.name} is used while it is away"
             args, kwargs = fx.map_arg((node.args, node.kwargs), self._get)
+            assert callable(node.target)
             self.value[node] = self.graph.call_function(node.target, args, kwargs)
         return self.value[node]
 
@@ -155,6 +156,7 @@ class _Inserter:
     def _emit(self, node: fx.Node, *, again: bool) -> fx.Node:
         args, kwargs = recompute_args(node) if again else (node.args, dict(node.kwargs))
         args, kwargs = fx.map_arg((args, kwargs), self._get)
+        assert callable(node.target)
         return self.graph.call_function(node.target, args, kwargs)
 
     def _bind(self, node: fx.Node, new: fx.Node) -> None:

@@ -118,13 +118,13 @@ class _Search:
         """Greedy on the fixed rungs at and below the budget, and a last resort right at the budget."""
         for problem in self.problems:
             rungs = list(_rungs(problem))
-            for number, target in enumerate([*rungs[:_RUNGS_BELOW], *rungs[_RUNGS_BELOW :: 4]]):
+            for number, target in enumerate([*rungs[:_RUNGS_BELOW], *rungs[_RUNGS_BELOW::4]]):
                 for weight in (0.03, 0.3) if number < _RUNGS_BELOW else (0.1,):
                     under = replace(problem, budget_bytes=target)
                     answer = greedy(under, GreedyOptions(round(target * 0.98), swap_weight=weight))
                     if answer.fits:
                         self.offer(self.judge(under, answer.choices, answer.expansion, "greedy"))
-                if self.best is not None and (number >= _RUNGS_BELOW and self.best.realised.stall_ns == 0 or self.left() < 0):
+                if self.best is not None and ((number >= _RUNGS_BELOW and self.best.realised.stall_ns == 0) or self.left() < 0):
                     break
             for target in (problem.budget_bytes, round(problem.budget_bytes * 0.95)):
                 answer = greedy(problem, GreedyOptions(target))

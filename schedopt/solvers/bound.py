@@ -3,7 +3,7 @@
 Model. For every gap g of a movable storage, x_g is the part swapped and r_g the part recomputed, x_g + r_g <= 1. T is the step time.
 
     memory, for every op p outside the update:   forced(p) + sum over gaps g around p of size_g (1 - x_g - r_g) <= budget
-    compute:                                     T >= time of all ops + sum r_g c_g
+    compute:                                     T >= time of all ops + sum r_g c_g + sum x_g tax_g
     copies out, copies in:                       T >= sum out_g x_g,  T >= sum in_g x_g   (one row for both if the link is shared)
 
 Why no plan is faster: forced(p) is what op p touches, creates and works with, and what can never move. A storage that is not there
@@ -59,7 +59,9 @@ def lower_bound(problem: Problem, time_limit_s: float = 20.0) -> Bound:
     for over, members in rows:
         solver.Add(solver.Sum([problem.sizes[gaps[i].storage] * (swap[i] + again[i]) for i in members]) >= over)
     compute = solver.Sum([g.recompute_ns * r for g, r in zip(gaps, again, strict=True) if g.recompute_ns])
-    solver.Add(total >= problem.compute_ns + compute)
+    taxes = [problem.link.tax_ns(problem.sizes[g.storage]) * (2 if g.out_ns else 1) for g in gaps]
+    tax = solver.Sum([cost * x for cost, x in zip(taxes, swap, strict=True)])
+    solver.Add(total >= problem.compute_ns + compute + tax)
     out = solver.Sum([g.out_ns * x for g, x in zip(gaps, swap, strict=True)])
     back = solver.Sum([g.in_ns * x for g, x in zip(gaps, swap, strict=True)])
     for load in (out, back) if problem.link.duplex else (out + back,):

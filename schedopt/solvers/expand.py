@@ -90,9 +90,7 @@ class _Expander:
         self.recompute_ns = 0
         self.visiting: set[int] = set()
         self.fetched: list[int] = []
-        self.away = tuple(
-            s.id for s in graph.storages if s.persistent and problem.uses[s.id] and choices.get((s.id, -1)) == "swap"
-        )
+        self.away = tuple(s.id for s in graph.storages if s.persistent and problem.uses[s.id] and choices.get((s.id, -1)) == "swap")
         resting = set(self.away)
         for storage in graph.storages:
             if storage.external and storage.id not in resting:
@@ -206,7 +204,7 @@ class _Expander:
     def _drop_fetched(self, position: int) -> None:
         """What came only for a recompute goes again, unless it is used soon anyway."""
         for s in self.fetched:
-            if s not in self.open or self.p.graph.storages[s].external and s not in self.lower:
+            if s not in self.open or (self.p.graph.storages[s].external and s not in self.lower):
                 continue
             number = self.use_number[s]
             later = self.p.uses[s][number + 1 :]

@@ -159,7 +159,8 @@ class _Greedy:
             out = self.p.link.out_ns(self.p.sizes[s]) if candidate.modified else 0
             total = out + self.p.link.in_ns(self.p.sizes[s])
             weight = self.o.swap_weight if link_ns < _CROWDED * self.p.compute_ns else 1.0
-            result.append(("swap", total * weight + max(0, total - candidate.inside_ns), out))
+            tax = self.p.link.tax_ns(self.p.sizes[s]) * (2 if candidate.modified else 1)
+            result.append(("swap", tax + total * weight + max(0, total - candidate.inside_ns), out))
         if self.p.may_recompute and number >= 0 and (cost := self._recompute_cost(s, candidate)) is not None:
             result.append(("recompute", cost, 0.0))
         return result

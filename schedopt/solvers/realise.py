@@ -93,7 +93,9 @@ class _Realiser:
         while calm and ops[self.e.steps[calm - 1][0]].phase == "update" and not self.e.steps[calm - 1][1]:
             calm -= 1
         copied = {i.storage for i in self.e.intervals if i.end is End.COPY_OUT and i.writes == 0}
-        copies_late = any(i.last >= calm and i.end is End.COPY_OUT or i.first >= calm and i.begin is Begin.COPY_IN for i in self.e.intervals)
+        copies_late = any(
+            (i.last >= calm and i.end is End.COPY_OUT) or (i.first >= calm and i.begin is Begin.COPY_IN) for i in self.e.intervals
+        )
         first_use: dict[int, int] = {}
         for step, (op, again) in enumerate(self.e.steps):
             one = ops[op]
@@ -177,9 +179,11 @@ def _clock(problem: Problem, schedule: Schedule, marks: list[int]) -> Realised:
         elif kind in (_K.SWAP_OUT, _K.SAVE):
             begin = max(now, out_free, 0 if link.duplex else in_free)
             done[x] = out_free = begin + link.out_ns(sizes[x])
+            now += link.tax_ns(sizes[x])
         elif kind is _K.SWAP_IN:
             begin = max(now, in_free, 0 if link.duplex else out_free)
             done[x] = in_free = begin + link.in_ns(sizes[x])
+            now += link.tax_ns(sizes[x])
         elif kind in (_K.WAIT_OUT, _K.WAIT_IN, _K.WAIT_SAVE):
             stall += max(0, done[x] - now)
             now = max(now, done[x])

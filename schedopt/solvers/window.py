@@ -4,7 +4,7 @@ It has no cost model and recomputes nothing. A window of bytes (1.5 times the bu
 
 * swap in: the head of the window advances over future uses as long as both the window and the budget have room; a storage that is away is
   fetched when the head reaches its use, a storage that will only be created or overwritten takes memory when its op starts (lazy write);
-* swap out: after an op, each storage that it used leaves at once if its next use lies beyond the window; a storage whose last use is over is
+* swap out: after an op, each storage that it used leaves at once if its next use lies beyond the window; one whose last use is over is
   released without a copy (preclear); one that is unmodified since it came in is dropped without a copy;
 * cancel: a storage that is on its way out when the head reaches it again just stays;
 * wait: copies out are waited for in program order, and only when their bytes are needed;
@@ -176,7 +176,11 @@ class _Window:
     def _backtrack(self, size: int, position: int) -> bool:
         """Give up the furthest prefetches: what no op up to this one needs goes, and is not fetched again before it has run."""
         needed = set(self.entries[position])
-        candidates = [s for s, state in enumerate(self.state) if state.here and not state.leaving and s not in needed and self.p.movable[s] and self.p.uses[s]]
+        candidates = [
+            s
+            for s, state in enumerate(self.state)
+            if state.here and not state.leaving and s not in needed and self.p.movable[s] and self.p.uses[s]
+        ]
         far = sorted(candidates, key=lambda s: -(self.state[s].queue[0] if self.state[s].queue else len(self.p.order)))
         for s in far:
             if self.used + size <= self.p.budget_bytes:
