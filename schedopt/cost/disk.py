@@ -29,12 +29,14 @@ Move = Callable[[int], None]
 
 @dataclass(frozen=True, slots=True)
 class Speed:
-    """Reachable rates of a tier: bytes per second each way alone, and whether both ways run at once at that rate."""
+    """Reachable rates of a tier: bytes per second each way alone, whether both ways run at once at that rate, and the compute time that a
+    copied byte costs."""
 
     out_bytes_per_s: float
     in_bytes_per_s: float
     latency_ns: int
     duplex: bool
+    tax_ns_per_byte: float
 
 
 def file_speed(size_bytes: int, repeats: int, directory: str | None = None) -> Speed:
@@ -88,7 +90,49 @@ def _speed(write: Move, read: Move, size_bytes: int, repeats: int) -> Speed:
     both = statistics.median(_beside_compute([lambda: write(size), lambda: read(size)]) for _ in range(repeats))
     latency = sorted(_beside_compute([lambda: read(PAGE)]) for _ in range(_LATENCY_RUNS))[_LATENCY_RUNS // 4]
     duplex = both < _SHARED_PENALTY * max(alone_out, alone_in)
-    return Speed(size / alone_out, size / alone_in, round(latency * 1e9), duplex)
+    tax = statistics.median(_lost_compute_s([lambda: write(size), lambda: read(size)]) for _ in range(repeats)) / (2 * size)
+    return Speed(size / alone_out, size / alone_in, round(latency * 1e9), duplex, tax * 1e9)
+
+
+def _lost_compute_s(moves: list[Callable[[], None]]) -> float:
+    """Compute time that is lost while all moves are done: the same work is timed alone just before and just after."""
+    work = _Work()
+    before = work.rate()
+    counted, elapsed = work.count_beside(moves)
+    rate = (before + work.rate()) / 2
+    return max(0.0, elapsed - counted / rate)
+
+
+class _Work:
+    """What a training step does in small: a matrix product and a pass over memory."""
+
+    def __init__(self) -> None:
+        self.matrix = torch.ones(256, 256)
+        self.vector = torch.ones(1 << 20)
+
+    def once(self) -> None:
+        """One piece of work."""
+        torch.mm(self.matrix, self.matrix)
+        torch.relu(self.vector)
+
+    def rate(self) -> float:
+        """Pieces per second with nothing beside."""
+        started, count = time.perf_counter(), 0
+        while time.perf_counter() - started < 0.05:
+            self.once()
+            count += 1
+        return count / (time.perf_counter() - started)
+
+    def count_beside(self, moves: list[Callable[[], None]]) -> tuple[int, float]:
+        """Pieces done and seconds gone until all moves are over."""
+        threads = [threading.Thread(target=move) for move in moves]
+        started, count = time.perf_counter(), 0
+        for thread in threads:
+            thread.start()
+        while any(thread.is_alive() for thread in threads):
+            self.once()
+            count += 1
+        return count, time.perf_counter() - started
 
 
 def _seconds_each(repeats: int) -> float:

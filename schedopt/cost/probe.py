@@ -91,7 +91,7 @@ def _cache_path() -> Path:
 
 
 def _link(tier: str, speed: Speed) -> Link:
-    return Link("cpu", tier, speed.out_bytes_per_s, speed.in_bytes_per_s, speed.latency_ns, speed.duplex)
+    return Link("cpu", tier, speed.out_bytes_per_s, speed.in_bytes_per_s, speed.latency_ns, speed.duplex, speed.tax_ns_per_byte)
 
 
 def _fastest_s(call: Callable[[], object], repeats: int) -> float:

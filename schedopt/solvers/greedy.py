@@ -109,7 +109,8 @@ class _Greedy:
         clock = np.concatenate([[0], np.cumsum(np.array(times, dtype=np.int64))])
         options = candidates(self.p, expansion, clock, self.choices)
         link_ns = self._link_load()
-        estimate, added, stuck = used.copy(), [], -1
+        added: list[tuple[Gap, str]] = []
+        estimate, stuck = used.copy(), -1
         hopeless = np.zeros(len(used), dtype=bool)
         taken: set[Gap] = set()
         while True:
