@@ -29,7 +29,7 @@ def workload(
     meta: bool = False,
 ) -> schedopt.Workload:
     """GPT-2 that returns its own loss. `meta`: without any memory for weights, to be planned only."""
-    config = GPT2Config(n_positions=max(seq_len, 1024), **SIZES[size])
+    config = GPT2Config(n_positions=max(seq_len, 1024), bos_token_id=0, eos_token_id=0, **SIZES[size])
     with torch.device("meta" if meta else "cpu"):
         model = GPT2LMHeadModel(config)
         ids = torch.randint(0, config.vocab_size, (batch_size, seq_len))
