@@ -157,5 +157,6 @@ def _incoherences(file: PlanFile) -> Iterator[str]:
             yield f"plan.decisions.{i}: names no storage or op of the graph"
     devices, tiers = {d.name for d in file.machine.devices}, {t.name for t in file.machine.tiers}
     for i, link in enumerate(file.machine.links):
-        if link.device not in devices or link.tier not in tiers or min(link.out_bytes_per_s, link.in_bytes_per_s) <= 0:
-            yield f"machine.links.{i}: must join a device and a tier of the machine at a positive speed"
+        slow = min(link.out_bytes_per_s, link.in_bytes_per_s) <= 0 or min(link.latency_ns, link.tax_ns_per_byte) < 0
+        if link.device not in devices or link.tier not in tiers or slow:
+            yield f"machine.links.{i}: must join a device and a tier of the machine, at positive speeds, latency and tax not negative"

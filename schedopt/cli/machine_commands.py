@@ -24,11 +24,11 @@ def probe_command(
     output: Annotated[Path | None, typer.Option("-o", "--output", help="write the machine to this JSON file")] = None,
     as_json: o.AsJson = False,
 ) -> None:
-    """Measure this machine: memory copy, matmul, file and RAM tiers."""
-    from schedopt.cost import probe, save_machine
+    """Measure this machine (memory copy, matmul, file and RAM tiers); from now on plans are made with these figures."""
+    from schedopt.cost import cached_probe, save_machine
 
     with Bars(quiet=as_json) as bars:
-        machine = probe(lambda done, total: bars("probe", done, total))
+        machine = cached_probe(lambda done, total: bars("probe", done, total), renew=True)
     if output is not None:
         save_machine(machine, output)
     _show(machine, as_json=as_json)
@@ -85,5 +85,6 @@ def _show(machine: Machine, *, as_json: bool) -> None:
     for link in machine.links:
         speed = f"out {size(round(link.out_bytes_per_s))}/s, in {size(round(link.in_bytes_per_s))}/s"
         both = "both at once" if link.duplex else "one way at a time"
-        table.add_row(f"link {link.device} - {link.tier}", f"{speed}, {duration(link.latency_ns / 1e9)}, {both}")
+        tax = f", costs ops {link.tax_ns_per_byte * 2**20 / 1e3:.0f} µs per MiB" if link.tax_ns_per_byte else ""
+        table.add_row(f"link {link.device} - {link.tier}", f"{speed}, {duration(link.latency_ns / 1e9)}, {both}{tax}")
     out.print(table)

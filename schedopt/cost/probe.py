@@ -59,11 +59,13 @@ def probe(progress: Progress | None = None, *, quick: bool = False) -> Machine:
     return Machine(name, (device,), tiers, (_link("file", disk), _link("ram", ram)), "probe")
 
 
-def cached_probe(progress: Progress | None = None) -> Machine:
-    """The last probe of this CPU with this torch version, thread count and temporary directory, or a new one if there is none."""
+def cached_probe(progress: Progress | None = None, *, renew: bool = False) -> Machine:
+    """The last probe of this CPU with this torch version, thread count and temporary directory, or a new one if there is none; `renew`
+    makes a new one in any case."""
     path = _cache_path()
     try:
-        return machine_from_json(path.read_text())
+        if not renew:
+            return machine_from_json(path.read_text())
     except FileNotFoundError:
         pass
     except (OSError, ValidationError, UnicodeDecodeError) as error:
