@@ -1,16 +1,22 @@
 """Keep, swap or recompute for every gap: a portfolio of greedy answers, CP-SAT, and large-neighbourhood search, judged by the clock.
 
-1. Ladder: greedy for fixed targets at and below the budget, several weights of a copy, updates early or late.
+1. Ladder: greedy for fixed targets ("rungs") at and below the budget, several weights of a copy, updates early or late.
 2. CP-SAT (`exact`) proposes choices, warm-started by the best so far; greedy repairs them where they do not fit.
 3. LNS: take the choices in a window of steps back, preferably one with a stall, and let greedy with noise fill it again.
+4. The window method (`window`) is tried as well, so that no answer is slower than it.
 
-The answer is the plan with the least score: predicted step time plus a small price for every copied nanosecond, since copies take memory
-bandwidth that the clock does not see. The bound comes from `bound`.
+Among plans the one with the least score is wanted: predicted step time plus a small price for every copied nanosecond, since copies take
+memory bandwidth that the clock does not see. The bound comes from `bound`.
 
-Larger budgets: targets of the ladder are powers of 0.97 of the eager peak, the same for every budget, and each target's answer is
-realised under that target, not under the budget. So all that a smaller budget gets from the ladder a larger one gets too, with equal
-score; only the improvement phases could break the order, so what they found for smaller budgets of the same problem is kept and offered
-again (`known`).
+Larger budgets are never slower, as far as these three go:
+
+* Rungs are powers of 0.9 of the eager peak, the same for every budget. A rung's answers are made for the rung's own bytes, and carried up
+  from the lowest rung: the next one replaces it only if its step is not slower. So what the ladder gives can not get slower with the
+  budget. This holds as long as the whole ladder is gone through, that is if it takes less than half of the time limit.
+* Plans given before for smaller budgets of the same problem (`known`) are a limit too: no slower plan is taken.
+* The improvements (2, 3) replace the carried plan only by plans that are not slower than it.
+
+What improvements find for a smaller budget after the larger one has been answered is not known then; asked again, the larger one gets it.
 """
 
 from __future__ import annotations
@@ -20,15 +26,15 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
-from schedopt.solvers import exact
+from schedopt.plan import ActionKind
+from schedopt.solvers import exact, window
 from schedopt.solvers.bound import floor, lower_bound
 from schedopt.solvers.expand import Choices, Expansion, ImpossibleChoice, expand
 from schedopt.solvers.greedy import GreedyOptions, greedy
 from schedopt.solvers.problem import Problem, eager_peak
-from schedopt.solvers.realise import Realised, realise
+from schedopt.solvers.realise import Realised, clock, realise
 
-_RUNG = 0.97
-_RUNGS_BELOW = 5
+_RUNG = 0.9
 _COPY_PRICE = 0.02
 _GOOD = 1.002
 
@@ -46,14 +52,20 @@ class AutoOptions:
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """One plan that fits: its problem (order), choices, steps, actions, and score."""
+    """One plan that fits: its problem (order, and the bytes it was made for), choices, steps, actions, score. Without steps: not made from
+    choices."""
 
     problem: Problem
     choices: Choices
-    expansion: Expansion
+    expansion: Expansion | None
     realised: Realised
     score: float
     solver: str
+
+    @property
+    def step_ns(self) -> int:
+        """Predicted step time."""
+        return self.realised.step_ns
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,70 +90,104 @@ def solve(
     started = time.perf_counter()
     tell = progress or (lambda _share, _what: None)
     search = _Search(problems, options, started, tell)
-    for found in known or ():
-        search.offer(found)
     search.ladder()
-    tell(0.1, "bound")
+    search.at_budget()
+    for found in sorted(known or (), key=lambda f: (f.step_ns, f.score)):
+        search.take_if_faster(found)
+    tell(1 - search.left() / options.time_limit_s, "bound")
     bound = lower_bound(problems[0]).step_ns
-    if search.best is not None and bound is not None and search.best.realised.step_ns > bound * _GOOD:
+    if search.best is not None and bound is not None and search.best.step_ns > bound * _GOOD:
         search.propose()
         search.improve(bound)
+    search.try_window()
     return AutoAnswer(search.best, bound, time.perf_counter() - started)
 
 
 class _Search:
+    """`best` is the answer so far, `base` the best one that is made from choices; `limit_ns`: slower plans are not taken."""
+
     def __init__(self, problems: list[Problem], options: AutoOptions, started: float, tell: Callable[[float, str], None]) -> None:
         self.problems, self.o, self.started, self.tell = problems, options, started, tell
         self.best: Found | None = None
+        self.base: Found | None = None
+        self.limit_ns: int | None = None
         self.random = random.Random(options.seed)
 
     def left(self) -> float:
         """Seconds left."""
         return self.o.time_limit_s - (time.perf_counter() - self.started)
 
-    def offer(self, found: Found | None) -> bool:
-        """Take it if it is better."""
-        if found is None or (self.best is not None and found.score >= self.best.score):
-            return False
-        self.best = found
-        return True
+    def offer(self, found: Found | None) -> None:
+        """Take it if its score is better and it is not slower than the limit."""
+        if found is None:
+            return
+        if self.base is None or found.score < self.base.score:
+            self.base = found
+        if self.best is None or (found.score < self.best.score and (self.limit_ns is None or found.step_ns <= self.limit_ns)):
+            self.best = found
+
+    def take_if_faster(self, found: Found) -> None:
+        """Take it if its step is faster, whatever its score; from then on no slower one is taken."""
+        if self.best is None or (found.step_ns, found.score) < (self.best.step_ns, self.best.score):
+            self.best = found
+        if found.expansion is not None and (self.base is None or found.score < self.base.score):
+            self.base = found
+        self.limit_ns = self.best.step_ns
 
     def judge(self, problem: Problem, choices: Choices, expansion: Expansion, solver: str) -> Found | None:
         """Realise and score; None if it does not fit."""
         realised = realise(problem, expansion, self.o.tier, self.o.device)
-        if realised is None:
-            return None
-        copied = sum(_copied_ns(problem, realised))
-        return Found(problem, choices, expansion, realised, realised.step_ns + _COPY_PRICE * copied, solver)
+        return None if realised is None else _found(problem, choices, expansion, realised, solver)
 
     def ladder(self) -> None:
-        """Greedy on the fixed rungs at and below the budget, and a last resort right at the budget."""
+        """Greedy on the fixed rungs at and below the budget, carried up from the lowest."""
+        rungs: list[list[Found]] = []
+        for target in _rungs(self.problems[0]):
+            rungs.append([found for problem in self.problems for found in self._rung(replace(problem, budget_bytes=target))])
+            unbeatable = any(found.realised.stall_ns == 0 and found.step_ns == found.problem.compute_ns for found in rungs[-1])
+            if unbeatable or (any(rungs) and self.left() < self.o.time_limit_s / 2):
+                break
+            self.tell(min(0.5, 1 - self.left() / self.o.time_limit_s), "greedy")
+        for rung in reversed(rungs):
+            for found in rung:
+                self.offer(found)
+            self.limit_ns = None if self.best is None else self.best.step_ns
+
+    def _rung(self, problem: Problem) -> Iterator[Found]:
+        for weight in (0.03, 0.3):
+            answer = greedy(problem, GreedyOptions(round(problem.budget_bytes * 0.98), swap_weight=weight))
+            found = self.judge(problem, answer.choices, answer.expansion, "greedy") if answer.fits else None
+            if found is not None:
+                yield found
+
+    def at_budget(self) -> None:
+        """Greedy at the budget itself, and a little below it."""
         for problem in self.problems:
-            rungs = list(_rungs(problem))
-            for number, target in enumerate([*rungs[:_RUNGS_BELOW], *rungs[_RUNGS_BELOW::4]]):
-                for weight in (0.03, 0.3) if number < _RUNGS_BELOW else (0.1,):
-                    under = replace(problem, budget_bytes=target)
-                    answer = greedy(under, GreedyOptions(round(target * 0.98), swap_weight=weight))
-                    if answer.fits:
-                        self.offer(self.judge(under, answer.choices, answer.expansion, "greedy"))
-                if self.best is not None and ((number >= _RUNGS_BELOW and self.best.realised.stall_ns == 0) or self.left() < 0):
-                    break
-            for target in (problem.budget_bytes, round(problem.budget_bytes * 0.95)):
-                answer = greedy(problem, GreedyOptions(target))
+            for share in (1.0, 0.97, 0.93) if self.left() > 0 or self.best is None else ():
+                answer = greedy(problem, GreedyOptions(round(problem.budget_bytes * share)))
                 if answer.fits:
                     self.offer(self.judge(problem, answer.choices, answer.expansion, "greedy"))
 
+    def try_window(self) -> None:
+        """The window method's plan, if it is faster than all else."""
+        problem = self.problems[0]
+        answer = window.solve(problem, self.o.tier, self.o.device) if problem.may_swap else None
+        if answer is not None and answer.schedule is not None:
+            self.take_if_faster(_found(problem, {}, None, clock(problem, answer.schedule), "window"))
+
     def propose(self) -> None:
         """CP-SAT for two targets, repaired by greedy."""
-        assert self.best is not None
-        problem = self._own(self.best.problem)
+        base = self.base
+        if base is None:
+            return
+        problem = self._own(base.problem)
         for share in (0.97, 0.9):
             limit = min(self.o.time_limit_s * 0.2, self.left())
             if limit <= 0.05:
                 return
             self.tell(1 - self.left() / self.o.time_limit_s, "CP-SAT")
             options = exact.ExactOptions(round(problem.budget_bytes * share), limit, workers=self.o.workers, seed=self.o.seed)
-            answer = exact.solve(problem, options, self.best.choices)
+            answer = exact.solve(problem, options, base.choices)
             if answer.choices:
                 repaired = greedy(problem, GreedyOptions(round(problem.budget_bytes * 0.99)), answer.choices)
                 if repaired.fits:
@@ -149,42 +195,46 @@ class _Search:
 
     def improve(self, bound: int) -> None:
         """Windows of the best plan again and again."""
-        while self.left() > 0 and self.best is not None and self.best.realised.step_ns > bound * _GOOD:
+        while self.left() > 0 and (base := self.base) is not None and base.step_ns > bound * _GOOD and base.expansion is not None:
             self.tell(1 - self.left() / self.o.time_limit_s, "neighbourhoods")
-            best = self.best
-            problem = self._own(best.problem)
-            kept = self._without_window(best)
+            problem = self._own(base.problem)
+            kept = self._without_window(base, base.expansion)
             target = round(problem.budget_bytes * self.random.choice((1.0, 0.98, 0.95, 0.9)))
             options = GreedyOptions(target, self.random.choice((0.02, 0.1, 0.3, 1.0)), 0.6, self.random.randrange(2**31))
             answer = greedy(problem, options, kept)
             if answer.fits:
-                self.offer(self.judge(problem, answer.choices, answer.expansion, f"{best.solver.split('+')[0]}+lns"))
+                self.offer(self.judge(problem, answer.choices, answer.expansion, f"{base.solver.split('+')[0]}+lns"))
 
     def _own(self, problem: Problem) -> Problem:
         """The problem with the real budget (a rung's plan has a smaller one)."""
         return next(p for p in self.problems if p.order == problem.order)
 
-    def _without_window(self, best: Found) -> Choices:
-        """Choices with those around a window taken back; sometimes the kind of a few is turned round."""
-        count = len(best.expansion.steps)
+    def _without_window(self, base: Found, expansion: Expansion) -> Choices:
+        """Choices with those around a window taken back, but for a few of them."""
+        count = len(expansion.steps)
         width = max(3, int(count * self.random.choice((0.03, 0.1, 0.25))))
-        stalls = _stalled_steps(best)
+        stalls = _stalled_steps(base, expansion)
         centre = self.random.choice(stalls) if stalls and self.random.random() < 0.7 else self.random.randrange(count)
         low, high = centre - width, centre + width
-        position = {op: step for step, (op, again) in enumerate(best.expansion.steps) if not again}
+        position = {op: step for step, (op, again) in enumerate(expansion.steps) if not again}
         kept: Choices = {}
-        for (s, number), how in best.choices.items():
-            uses = best.problem.uses[s]
-            edge = position[best.problem.order[uses[number if number >= 0 else 0]]]
-            back = position[best.problem.order[uses[min(number + 1, len(uses) - 1)]]]
+        for (s, number), how in base.choices.items():
+            uses = base.problem.uses[s]
+            edge = position[base.problem.order[uses[number if number >= 0 else 0]]]
+            back = position[base.problem.order[uses[min(number + 1, len(uses) - 1)]]]
             near = low <= edge <= high or low <= back <= high
             if not near or self.random.random() < 0.3:
                 kept[s, number] = how
         try:
-            expand(best.problem, kept)
+            expand(base.problem, kept)
         except ImpossibleChoice:
-            return dict(best.choices)
+            return dict(base.choices)
         return kept
+
+
+def _found(problem: Problem, choices: Choices, expansion: Expansion | None, realised: Realised, solver: str) -> Found:
+    score = realised.step_ns + _COPY_PRICE * sum(_copied_ns(problem, realised))
+    return Found(problem, choices, expansion, realised, score, solver)
 
 
 def _rungs(problem: Problem) -> Iterator[int]:
@@ -199,18 +249,18 @@ def _rungs(problem: Problem) -> Iterator[int]:
 
 def _copied_ns(problem: Problem, realised: Realised) -> Iterator[int]:
     for action in realised.schedule.actions:
-        if action.kind in ("swap_out", "save"):
+        if action.kind in (ActionKind.SWAP_OUT, ActionKind.SAVE):
             yield problem.link.out_ns(problem.sizes[action.subject])
-        elif action.kind == "swap_in":
+        elif action.kind is ActionKind.SWAP_IN:
             yield problem.link.in_ns(problem.sizes[action.subject])
 
 
-def _stalled_steps(found: Found) -> list[int]:
+def _stalled_steps(found: Found, expansion: Expansion) -> list[int]:
     """Steps that compute had to wait before."""
     ops = found.problem.graph.ops
     starts = found.realised.starts_ns
     return [
         step + 1
-        for step, (op, _) in enumerate(found.expansion.steps)
-        if starts[step + 1] - starts[step] > ops[op].time_ns and step + 1 < len(found.expansion.steps)
+        for step, (op, _) in enumerate(expansion.steps)
+        if starts[step + 1] - starts[step] > ops[op].time_ns and step + 1 < len(expansion.steps)
     ]

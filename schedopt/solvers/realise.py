@@ -6,8 +6,10 @@ needed. Copies in are issued just in time by the clock with some slack for error
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from dataclasses import dataclass
 
+from schedopt.graph import Phase
 from schedopt.plan import Action, ActionKind, Schedule
 from schedopt.solvers.expand import Begin, End, Expansion, Interval, profile
 from schedopt.solvers.problem import Problem
@@ -60,67 +62,70 @@ class _Realiser:
         self.waits: list[list[Action]] = [[] for _ in range(self.count + 1)]
         self.after: list[list[Action]] = [[] for _ in range(self.count + 1)]
         self.freed_by: dict[int, int] = {}  # id of an interval -> step before which its copy out is waited for
+        self.out_busy: list[tuple[int, int]] = []
         self.by_storage: dict[int, list[Interval]] = {}
         for interval in expansion.intervals:
             self.by_storage.setdefault(interval.storage, []).append(interval)
 
     def run(self, tier: str, device: str) -> Realised:
         """Place all copies, write the actions, run the clock."""
-        self._saves()
         self._copies_out()
         self._copies_in()
+        if self.p.undo:
+            self._saves()
         self._ends()
         actions: list[Action] = []
-        marks: list[int] = []
         for step, (op, again) in enumerate(self.e.steps):
             actions += self.before[step] + self.issue[step] + self.waits[step]
             if not again and op in self.e.saved_rng:
                 actions.append(Action(_K.SAVE_RNG, op))
-            marks.append(len(actions))
             actions.append(Action(_K.RECOMPUTE if again else _K.RUN, op))
             actions += self.after[step]
         actions += self.before[self.count] + self.issue[self.count] + self.waits[self.count]
         schedule = Schedule(device, tier, self.p.budget_bytes, tuple(actions), self.e.away, self.p.snapshot)
-        return _clock(self.p, schedule, marks)
+        return clock(self.p, schedule)
 
     def _saves(self) -> None:
-        """Undo copies of what is written before something that can still fail."""
-        if not self.p.undo:
-            return
-        covered = {*self.p.snapshot, *self.e.away}
-        ops = self.p.graph.ops
-        calm = self.count
-        while calm and ops[self.e.steps[calm - 1][0]].phase == "update" and not self.e.steps[calm - 1][1]:
-            calm -= 1
-        copied = {i.storage for i in self.e.intervals if i.end is End.COPY_OUT and i.writes == 0}
-        copies_late = any(
-            (i.last >= calm and i.end is End.COPY_OUT) or (i.first >= calm and i.begin is Begin.COPY_IN) for i in self.e.intervals
-        )
-        first_use: dict[int, int] = {}
-        for step, (op, again) in enumerate(self.e.steps):
-            one = ops[op]
-            for s in (*one.reads, *one.writes):
-                first_use.setdefault(s, step)
-            if again:
-                continue
-            for s in one.writes:
-                if not self.p.graph.storages[s].persistent or s in covered:
-                    continue
-                covered.add(s)
-                if step < calm or copies_late:
-                    if s in copied:
-                        continue
-                    place = self.after[min(first_use[s], step - 1)] if step else self.before[0]
-                    place.append(Action(_K.SAVE, s))
-                    self.waits[step].append(Action(_K.WAIT_SAVE, s))
+        """Undo copies of what is written before something that can still fail, where the out link is idle if possible."""
+        covered = {*self.p.snapshot, *self.e.away, *(i.storage for i in self.e.intervals if i.end is End.COPY_OUT and i.writes == 0)}
+        last = self._last_fallible()
+        deadline: dict[int, int] = {}
+        for step, (op, again) in enumerate(self.e.steps[:last]):
+            for s in () if again else self.p.graph.ops[op].writes:
+                if self.p.graph.storages[s].persistent and s not in covered:
+                    deadline.setdefault(s, step)
+        idle = self._idle_out()
+        for s, step in deadline.items():
+            place = min(_take(idle, self.p.link.out_ns(self.p.sizes[s]), self.starts), max(0, step - 1))
+            (self.after[place] if step else self.before[0]).append(Action(_K.SAVE, s))
+            self.waits[step].append(Action(_K.WAIT_SAVE, s))
+
+    def _last_fallible(self) -> int:
+        """Number of the last step that can fail or has a copy action before it; updates themselves and releases can not fail."""
+        for step in range(self.count, -1, -1):
+            if self.before[step] or self.issue[step] or self.waits[step] or (step and self.after[step - 1]):
+                return step
+            if step and (self.e.steps[step - 1][1] or self.p.graph.ops[self.e.steps[step - 1][0]].phase is not Phase.UPDATE):
+                return step - 1
+        return 0
+
+    def _idle_out(self) -> list[list[int]]:
+        """[start, end] of the times in which the out link has nothing to do, by the clock of the last round."""
+        idle, free = [], 0
+        for begin, end in self.out_busy:
+            if begin > free:
+                idle.append([free, begin])
+            free = max(free, end)
+        return [*idle, [free, max(free, self.starts[-1])]]
 
     def _copies_out(self) -> None:
         link_free = 0
         for interval in sorted((i for i in self.e.intervals if i.end is End.COPY_OUT), key=lambda i: i.last):
             s, size = interval.storage, self.p.sizes[interval.storage]
             self.after[interval.last].append(Action(_K.SWAP_OUT, s))
-            done = max(self.starts[interval.last + 1], link_free) + self.p.link.out_ns(size)
-            link_free = done
+            begin = max(self.starts[interval.last + 1], link_free)
+            link_free = done = begin + self.p.link.out_ns(size)
+            self.out_busy.append((begin, done))
             back = self._next_in(interval)
             step = interval.last + 1
             while step < min(back, self.count) and self.starts[step] < done and self.free[step] >= size:
@@ -161,29 +166,31 @@ class _Realiser:
                 self.after[interval.last].append(Action(_K.RELEASE, interval.storage))
 
 
-def _clock(problem: Problem, schedule: Schedule, marks: list[int]) -> Realised:
+def _take(idle: list[list[int]], length_ns: int, starts: list[int]) -> int:
+    """Use up the first idle time that is long enough (the last one always is); the step after whose start it begins."""
+    slot = next((x for x in idle if x[1] - x[0] >= length_ns), idle[-1])
+    begin = slot[0]
+    slot[0] += length_ns
+    return max(0, bisect_right(starts, begin) - 1)
+
+
+def clock(problem: Problem, schedule: Schedule) -> Realised:
     """Times of a schedule: compute, and a queue per direction."""
     ops, link, sizes = problem.graph.ops, problem.link, problem.sizes
     now = out_free = in_free = stall = 0
     done: dict[int, int] = {}
     starts: list[int] = []
-    mark = iter([*marks, -1])
-    following = next(mark)
-    for position, action in enumerate(schedule.actions):
+    for action in schedule.actions:
         kind, x = action.kind, action.subject
-        if position == following:
-            starts.append(now)
-            following = next(mark)
         if kind in (_K.RUN, _K.RECOMPUTE):
+            starts.append(now)
             now += ops[x].time_ns
         elif kind in (_K.SWAP_OUT, _K.SAVE):
             begin = max(now, out_free, 0 if link.duplex else in_free)
             done[x] = out_free = begin + link.out_ns(sizes[x])
-            now += link.tax_ns(sizes[x])
         elif kind is _K.SWAP_IN:
             begin = max(now, in_free, 0 if link.duplex else out_free)
             done[x] = in_free = begin + link.in_ns(sizes[x])
-            now += link.tax_ns(sizes[x])
         elif kind in (_K.WAIT_OUT, _K.WAIT_IN, _K.WAIT_SAVE):
             stall += max(0, done[x] - now)
             now = max(now, done[x])
