@@ -15,9 +15,6 @@ class Runtime(Protocol):
     def take(self, op: int) -> None:
         """Account for what op is about to allocate; BudgetError if it does not fit."""
 
-    def drop_workspace(self, op: int) -> None:
-        """Op is done: its workspace and thrown-away copies are gone."""
-
     def verify(self, op: int, value: object) -> None:
         """Compare what op really created with the plan."""
 
@@ -58,11 +55,6 @@ class Runtime(Protocol):
 def take(runtime: Runtime, op: int) -> None:
     """See Runtime."""
     runtime.take(op)
-
-
-def drop_workspace(runtime: Runtime, op: int) -> None:
-    """See Runtime."""
-    runtime.drop_workspace(op)
 
 
 def verify(runtime: Runtime, op: int, value: object) -> None:
@@ -126,6 +118,5 @@ def release(runtime: Runtime, storage: int, *aliases: object) -> None:
 
 
 CALLS = frozenset(
-    {take, drop_workspace, verify, writing, save_rng, restore_rng, resume_rng, swap_out, wait_out, wait_save, swap_in, wait_in, evict}
-    | {release}
+    {take, verify, writing, save_rng, restore_rng, resume_rng, swap_out, wait_out, wait_save, swap_in, wait_in, evict} | {release}
 )

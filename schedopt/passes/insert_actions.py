@@ -60,10 +60,9 @@ class _Inserter:
         self.value: dict[fx.Node, fx.Node] = {}  # captured node -> the node that holds its value now
         self.writes: dict[int, int] = {}
         self.next_kind = self._next_kinds()
-        self.covered = set(schedule.snapshot)
 
     def _next_kinds(self) -> list[ActionKind | None]:
-        """For each release: how its storage next comes back (swap_in, recompute) or None."""
+        """For each action that takes a storage's bytes away: how it next comes back (swap_in, recompute) or None."""
         coming: dict[int, ActionKind] = {}
         found: list[ActionKind | None] = [None] * len(self.schedule.actions)
         for i in range(len(self.schedule.actions) - 1, -1, -1):
@@ -72,7 +71,7 @@ class _Inserter:
                 coming[action.subject] = ActionKind.SWAP_IN
             elif action.kind is ActionKind.RECOMPUTE:
                 coming.update(dict.fromkeys(self.plain.ops[action.subject].creates, ActionKind.RECOMPUTE))
-            elif action.kind is ActionKind.RELEASE:
+            elif action.kind in (ActionKind.RELEASE, ActionKind.WAIT_OUT):
                 found[i] = coming.pop(action.subject, None)
         return found
 
@@ -116,29 +115,36 @@ class _Inserter:
             self._call(calls.save_rng, x)
         elif kind in (ActionKind.SWAP_OUT, ActionKind.SAVE):
             self._call(calls.swap_out, x, self._copy(x), self._handle(x))
-        elif kind is ActionKind.WAIT_OUT:
+        elif kind is ActionKind.WAIT_OUT and self._stays(position, x):
             self._call(calls.wait_out, x, self._handle(x))
-        elif kind is ActionKind.WAIT_SAVE:
+        elif kind in (ActionKind.WAIT_SAVE, ActionKind.WAIT_OUT):
             self._call(calls.wait_save, x)
+            if kind is ActionKind.WAIT_OUT:
+                self._drop(x)
         elif kind is ActionKind.SWAP_IN:
             self._call(calls.swap_in, x, self._copy(x), self._handle(x))
         elif kind is ActionKind.WAIT_IN:
             self._call(calls.wait_in, x)
-        elif self.plain.storages[x].persistent or self.next_kind[position] is ActionKind.SWAP_IN:
+        elif self._stays(position, x):
             self._call(calls.evict, x, self._handle(x))
         else:
-            gone = [self.value.pop(node) for node in self.aliases.get(x, ()) if node in self.value]
-            self._call(calls.release, x, *gone)
+            self._drop(x)
+
+    def _stays(self, position: int, storage: int) -> bool:
+        """Whether the tensors live on without their bytes, for a swap_in or the end of the step to fill them."""
+        return self.plain.storages[storage].persistent or self.next_kind[position] is ActionKind.SWAP_IN
+
+    def _drop(self, storage: int) -> None:
+        gone = [self.value.pop(node) for node in self.aliases.get(storage, ()) if node in self.value]
+        self._call(calls.release, storage, *gone)
 
     def _execute(self, x: int, *, again: bool) -> None:
         op, node = self.plain.ops[x], self.node_of[x]
-        accounted = bool(op.creates or op.workspace_bytes)
-        if accounted:
+        if op.creates or op.workspace_bytes:
             self._call(calls.take, x)
-        outliving = [s for s in op.writes if self.plain.storages[s].persistent and s not in self.covered]
-        if outliving and not again:
-            self._call(calls.writing, x)
         if not again:
+            if any(self.plain.storages[s].persistent for s in op.writes):
+                self._call(calls.writing, x)
             for s in op.writes:
                 self.writes[s] = self.writes.get(s, 0) + 1
         random = again and op.recompute is Recompute.RANDOM
@@ -150,8 +156,6 @@ class _Inserter:
         if self.checked:
             self._call(calls.verify, x, new)
         self._bind(node, new)
-        if accounted and (op.workspace_bytes or again):
-            self._call(calls.drop_workspace, x)
 
     def _emit(self, node: fx.Node, *, again: bool) -> fx.Node:
         args, kwargs = recompute_args(node) if again else (node.args, dict(node.kwargs))

@@ -1,44 +1,52 @@
-"""Holds Ctrl-C back while a step must not be torn apart."""
+"""Ctrl-C and the step: it may stop a step once, while nothing lasting has been written; else it waits for the step's end."""
 
 from __future__ import annotations
 
 import signal
 import threading
+from collections.abc import Callable
 from types import FrameType
 from typing import Any
 
 
 class HeldInterrupt:
-    """`hold()` keeps SIGINT waiting, `let_go()` gives it back and raises KeyboardInterrupt if one came meanwhile."""
+    """Stands before the program's own SIGINT handler between `install` and `uninstall`.
+
+    The first Ctrl-C goes through unless `hold` was called before; every later one waits, so that nothing tears an undo apart.
+    """
 
     def __init__(self) -> None:
         self.held = False
         self._came = False
-        self._before: Any = None
+        self._before: Callable[[int, FrameType | None], Any] | None = None
+
+    def install(self) -> None:
+        """Start. Does nothing outside the main thread, where Python delivers no signals, and where Ctrl-C is not Python's to handle."""
+        if threading.current_thread() is not threading.main_thread():
+            return
+        before = signal.getsignal(signal.SIGINT)
+        if callable(before):
+            self._before = before
+            signal.signal(signal.SIGINT, self._receive)
 
     def hold(self) -> None:
-        """From here on Ctrl-C waits. Does nothing outside the main thread, where Python delivers no signals."""
-        if self.held or threading.current_thread() is not threading.main_thread():
-            return
-        self._before = signal.getsignal(signal.SIGINT)
-        if self._before is None:  # not set from Python: leave it alone
-            return
-        signal.signal(signal.SIGINT, self._note)
+        """From here on Ctrl-C waits."""
         self.held = True
 
-    def _note(self, number: int, frame: FrameType | None) -> None:
-        self._came = True
-
-    def release(self) -> None:
-        """Give the handler back without raising what came."""
+    def _receive(self, number: int, frame: FrameType | None) -> None:
         if self.held:
-            signal.signal(signal.SIGINT, self._before)
-            self.held = False
+            self._came = True
+            return
+        assert self._before is not None
+        self.held = True
+        self._before(number, frame)
+        self.held = False
 
-    def let_go(self) -> None:
-        """Give the handler back; deliver a Ctrl-C that came meanwhile."""
-        self.release()
+    def uninstall(self) -> None:
+        """Give the program's handler back and hand it a Ctrl-C that came meanwhile (which usually raises KeyboardInterrupt)."""
+        if self._before is None:
+            return
+        before, self._before = self._before, None
+        signal.signal(signal.SIGINT, before)
         if self._came:
-            self._came = False
-            if callable(self._before):
-                self._before(signal.SIGINT, None)
+            before(signal.SIGINT, None)

@@ -7,12 +7,13 @@ round when it has succeeded: a step that fails has changed nothing.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
 
 from schedopt.capture.captured import Captured, External
+from schedopt.errors import StepError
 from schedopt.plan import Schedule
 from schedopt.run.slots import Slots
 from schedopt.run.tier import Tier, storage_bytes
@@ -22,83 +23,131 @@ class Resting:
     """Keeps the live tensors of a captured step where the schedule wants them."""
 
     def __init__(self, captured: Captured, schedule: Schedule, tier: Tier, slots: Slots) -> None:
-        self.captured, self.tier, self.slots = captured, tier, slots
-        self.sizes = {s.id: s.size_bytes for s in captured.graph.storages}
-        self.away: dict[int, list[External]] = {s: [] for s in schedule.away}
+        self._captured, self._tier, self._slots = captured, tier, slots
+        self._sizes = {s.id: s.size_bytes for s in captured.graph.storages}
+        self._offsets = {n.name: n.meta["val"].storage_offset() for n in captured.gm.graph.nodes if n.op == "placeholder"}
+        self._groups: dict[int, list[External]] = {}  # storage -> its placeholders
         for external in captured.externals:
-            if external.storage in self.away:
-                self.away[external.storage].append(external)
-        self._inside: dict[int, torch.UntypedStorage] = {}  # device storages of the step, empty between steps
+            if captured.graph.storages[external.storage].persistent:
+                self._groups.setdefault(external.storage, []).append(external)
+        self.away = frozenset(schedule.away) & self._groups.keys()
+        self._moved = frozenset(slots.base) - self.away
+        self._inside: dict[str, torch.Tensor] = {}  # the step's own tensors for what rests, without bytes between steps
         self._mapped: dict[int, torch.UntypedStorage] = {}
-        self._offsets: dict[str, int] = {}
-        for s, externals in self.away.items():
-            self._inside[s] = torch.UntypedStorage(0)
-            self._settle_down(s, externals)
+        for s in self.away:
+            storage = _memory(self._sizes[s])
+            self._inside |= {e.node: self._place(storage, e) for e in self._groups[s]}
+            storage.resize_(0)
 
     def _place(self, storage: torch.UntypedStorage, external: External) -> torch.Tensor:
-        offset = self._offsets[external.node]
-        return torch.empty(0, dtype=external.dtype).set_(storage, offset, external.shape, external.stride)
+        """A tensor with the geometry that was captured."""
+        whole = torch.empty(0, dtype=external.dtype)
+        return whole.set_(storage, self._offsets[external.node], external.shape, external.stride)
 
-    def _settle_down(self, s: int, externals: list[External]) -> None:
-        """Move a storage into its base slot and map the user's tensors onto it."""
-        live = [self.captured.lookup(e.slot) for e in externals]
-        for external, tensor in zip(externals, live, strict=True):
-            self._offsets[external.node] = tensor.storage_offset()
-        self.tier.write(self.slots.base[s], storage_bytes(live[0])).wait()
-        self._map(s)
+    def begin(self, leaves: Sequence[Any]) -> tuple[list[torch.Tensor], dict[int, torch.Tensor]]:
+        """The tensors for the placeholders, and one tensor per storage that outlives the step and rests on the device.
 
-    def _map(self, s: int) -> None:
-        self._mapped[s] = self.tier.mapped(self.slots.base[s], self.sizes[s])
-        for external in self.away[s]:
-            self.captured.adopt(external.slot, self._place(self._mapped[s], external))
-        self.tier.settle(self.slots.base[s], self.sizes[s])
-
-    def begin(self, leaves: Sequence[Any]) -> list[torch.Tensor]:
-        """The tensors for the placeholders. Tensors that the user has put in another's place since the last step are taken over."""
-        inputs = []
-        for external in self.captured.externals:
-            if external.slot[0] == "input":
-                inputs.append(leaves[external.slot[1]].detach())
+        Tensors that the user has put in another's place since the last step are taken over. ValueError if they do not fit the graph.
+        """
+        handed: dict[str, torch.Tensor] = dict(self._inside)
+        live: dict[int, torch.Tensor] = {}
+        for s, group in self._groups.items():
+            tensors = [self._captured.lookup(e.slot) for e in group]
+            for external, tensor in zip(group, tensors, strict=True):
+                _check(external, tensor)
+            if s in self.away:
+                self._let_rest(s, tensors)
                 continue
-            live = self.captured.lookup(external.slot)
-            if tuple(live.shape) != external.shape or live.dtype != external.dtype:
-                raise ValueError(f"{'/'.join(map(str, external.slot[1:]))} has changed shape or dtype; compile again")
-            if external.storage in self.away:
-                if not self._is_mapped(external.storage, live):
-                    self._settle_down(external.storage, self.away[external.storage])
-                inputs.append(self._place(self._inside[external.storage], external))
-            else:
-                inputs.append(live.detach())
-        for s in self.away:
-            self.tier.settle(self.slots.base[s], self.sizes[s])
-        return inputs
+            if not self._fits(s, tensors):
+                tensors = self._take_home(s, tensors)
+            handed |= {e.node: t.detach() for e, t in zip(group, tensors, strict=True)}
+            live[s] = tensors[0].detach()
+        for external in self._captured.externals:
+            if external.slot[0] == "input":
+                handed[external.node] = leaf = leaves[external.slot[1]].detach()
+                _check(external, leaf)
+        return [handed[e.node] for e in self._captured.externals], live
 
-    def commit(self, changed: set[int]) -> None:
-        """The step has succeeded: what it wrote becomes what the user sees."""
-        for s in self.away:
-            if s in changed:
-                self.slots.base[s], self.slots.changed[s] = self.slots.changed[s], self.slots.base[s]
-                self._map(s)
+    def _fits(self, s: int, tensors: list[torch.Tensor]) -> bool:
+        """Whether tensors lie in one storage just as they did when captured, and the schedule may take its bytes away."""
+        storage = tensors[0].untyped_storage()
+        if storage.nbytes() != self._sizes[s] or (s in self._moved and not storage.resizable()):
+            return False
+        placed = all(t.storage_offset() == self._offsets[e.node] for e, t in zip(self._groups[s], tensors, strict=True))
+        return placed and all(t.untyped_storage().data_ptr() == storage.data_ptr() for t in tensors[1:])
 
-    def empty(self) -> None:
-        """Free what a failed step has left on the device."""
-        for storage in self._inside.values():
-            if storage.nbytes():
-                storage.resize_(0)
+    def _take_home(self, s: int, tensors: Iterable[torch.Tensor]) -> list[torch.Tensor]:
+        """Ordinary memory of its own for a storage; the user's tensors from now on live there."""
+        home = _memory(self._sizes[s])
+        placed = [self._place(home, e) for e in self._groups[s]]
+        for external, new, old in zip(self._groups[s], placed, tensors, strict=True):
+            if s in self._moved and old.is_shared():  # type: ignore[no-untyped-call]  # torch has no types here
+                raise StepError(
+                    f"{'/'.join(map(str, external.slot[1:]))} is shared between processes; a schedule that moves it can not run"
+                )
+            new.copy_(old)
+        for external, new in zip(self._groups[s], placed, strict=True):
+            self._captured.adopt(external.slot, new)
+        return placed
+
+    def settle(self) -> None:
+        """Put everything that rests on the lower tier there, now."""
+        for s in self.away:
+            self._let_rest(s, [self._captured.lookup(e.slot) for e in self._groups[s]])
+
+    def _let_rest(self, s: int, tensors: list[torch.Tensor]) -> None:
+        """Move a storage into its base slot, unless it is there, and map the user's tensors onto it."""
+        if all(self._is_mapped(s, tensor) for tensor in tensors):
+            self._tier.settle(self._slots.base[s], self._sizes[s])
+            return
+        if not self._fits(s, tensors) or self._is_mapped(s, tensors[0]):
+            tensors = self._take_home(s, tensors)
+        self._tier.write(self._slots.base[s], storage_bytes(tensors[0])).wait()
+        self._map(s)
 
     def _is_mapped(self, s: int, live: torch.Tensor) -> bool:
         return s in self._mapped and live.untyped_storage().data_ptr() == self._mapped[s].data_ptr()
 
-    def close(self) -> None:
+    def _map(self, s: int) -> None:
+        self._mapped[s] = self._tier.mapped(self._slots.base[s], self._sizes[s])
+        for external in self._groups[s]:
+            self._captured.adopt(external.slot, self._place(self._mapped[s], external))
+        self._tier.settle(self._slots.base[s], self._sizes[s])
+
+    def commit(self, changed: set[int]) -> None:
+        """The step has succeeded: what it wrote becomes what the user sees."""
+        for s in self.away & changed:
+            self._slots.base[s], self._slots.changed[s] = self._slots.changed[s], self._slots.base[s]
+            self._map(s)
+
+    def empty(self) -> None:
+        """Free what a failed step has left on the device."""
+        for tensor in self._inside.values():
+            if tensor.untyped_storage().nbytes():
+                tensor.untyped_storage().resize_(0)
+
+    def bring_home(self) -> None:
         """Give every tensor that rests ordinary memory of its own; those that the user has put in another's place stay. A later step
         takes them all over again."""
-        for s, externals in self.away.items():
-            if not self._is_mapped(s, self.captured.lookup(externals[0].slot)):
-                continue
-            home = torch.UntypedStorage(self.sizes[s])
-            torch.empty(0, dtype=torch.uint8).set_(home, 0, (self.sizes[s],)).copy_(
-                torch.empty(0, dtype=torch.uint8).set_(self._mapped[s], 0, (self.sizes[s],))
-            )
-            for external in externals:
-                self.captured.adopt(external.slot, self._place(home, external))
+        for s in self.away:
+            tensors = [self._captured.lookup(e.slot) for e in self._groups[s]]
+            if any(self._is_mapped(s, tensor) for tensor in tensors):
+                self._take_home(s, tensors)
         self._mapped.clear()
+
+
+def _memory(size_bytes: int) -> torch.UntypedStorage:
+    return torch.empty(size_bytes, dtype=torch.uint8).untyped_storage()
+
+
+def _check(external: External, tensor: torch.Tensor) -> None:
+    """ValueError if a tensor is not of the captured kind. Strides of dimensions of size one say nothing."""
+    same = tensor.shape == external.shape and tensor.dtype == external.dtype
+    if same and tensor.stride() != external.stride and tensor.numel():
+        same = all(a == b or n == 1 for a, b, n in zip(tensor.stride(), external.stride, external.shape, strict=True))
+    if not same:
+        name = "/".join(map(str, external.slot))
+        raise ValueError(
+            f"{name} is {tensor.dtype} {tuple(tensor.shape)} with strides {tensor.stride()} now, the step was compiled for "
+            f"{external.dtype} {external.shape} with strides {external.stride}; compile again"
+        )

@@ -36,7 +36,7 @@ def storage_bytes(tensor: torch.Tensor) -> Bytes:
         return np.empty(0, dtype=np.uint8)
     memory = (ctypes.c_uint8 * storage.nbytes()).from_address(storage.data_ptr())
     memory._storage = storage  # type: ignore[attr-defined]  # ctypes objects take attributes: this one holds the bytes
-    return np.frombuffer(memory, dtype=np.uint8)
+    return np.ctypeslib.as_array(memory)
 
 
 @dataclass(slots=True)
@@ -46,7 +46,14 @@ class Copy:
     work: Callable[[], None] | None
     size_bytes: int
     done: threading.Event = field(default_factory=threading.Event)
-    error: OSError | None = None
+    error: Exception | None = None
+
+    @staticmethod
+    def finished() -> Copy:
+        """One that needs no work."""
+        copy = Copy(None, 0)
+        copy.done.set()
+        return copy
 
     def wait(self) -> None:
         """Block until the copy is done."""
@@ -70,7 +77,7 @@ class _Worker:
             try:
                 assert copy.work is not None
                 copy.work()
-            except OSError as error:
+            except Exception as error:  # noqa: BLE001  # whatever it is, it belongs to the one who waits; the thread must live on
                 copy.error = error
             copy.work = None
             if self.bytes_per_s is not None:
@@ -170,7 +177,13 @@ class FileTier(Tier):
         self._heads: dict[int, int] = {}  # slot -> bytes of the storage that lie in the slot's first page
         self._bounce = {way: np.frombuffer(mmap.mmap(-1, CHUNK), dtype=np.uint8) for way in ("out", "in")}
         super().__init__(duplex=duplex, throttle_bytes_per_s=throttle_bytes_per_s)
-        weakref.finalize(self, os.close, self._fd)
+        self._close_file = weakref.finalize(self, os.close, self._fd)
+
+    def close(self) -> None:
+        """See Tier. Tensors that are still mapped keep their slot in the file, nothing else does."""
+        super().close()
+        self._close_file()
+        del self._map
 
     def _write(self, offset: int, data: Bytes) -> None:
         head = self._heads[offset] = _head(data)
@@ -257,7 +270,7 @@ def _open_unlinked(folder: str) -> tuple[int, bool]:
 
 def _whole(call: Callable[[memoryview, int], int], data: Bytes, offset: int) -> None:
     """Repeat a read or write until all bytes are through."""
-    view, done = memoryview(data), 0
+    view, done = data.data, 0
     while done < len(view):
         count = call(view[done:], offset + done)
         if count <= 0:
