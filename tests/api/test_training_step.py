@@ -40,7 +40,8 @@ def job(batch_size: int = 128, width: int = 192) -> Workload:
 
 def compiled(workload: Workload, **options: Any) -> Any:
     """Compile for the test machine."""
-    return schedopt.compile(workload, **{"constraints": TIGHT, "machine": TEST_MACHINE, "self_check": False} | options)
+    settings: dict[str, Any] = {"constraints": TIGHT, "machine": TEST_MACHINE, "self_check": False}
+    return schedopt.compile(workload, **settings | options)
 
 
 def assert_same(ours: Workload, theirs: Workload) -> None:
@@ -239,7 +240,7 @@ def test_nonsense_is_refused_before_anything_happens() -> None:
     ours = job()
     for arguments in ((ours.model, None, None), (3, None, ours.optimizer), (ours, ours.loss_fn)):
         with pytest.raises(ValueError, match=r"must be|brings"):
-            schedopt.compile(*arguments)  # type: ignore[arg-type]  # that is the point
+            schedopt.compile(*arguments)
     with pytest.raises(ValueError, match="accumulate"):
         schedopt.compile(ours.model, ours.loss_fn, ours.optimizer, accumulate=0)
     with pytest.raises(ValueError, match="needs a batch"):
