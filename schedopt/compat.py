@@ -21,12 +21,15 @@ __all__ = [
     "FakeTensor",
     "FakeTensorMode",
     "allocator_changes",
+    "check_hooks",
+    "copy_gradient_hooks",
+    "has_layout_of",
     "init_optimizer_state",
     "label_backward",
     "make_fx",
     "neutral_checkpoint",
     "not_tracing_for_transformers",
-    "num_traced_nodes",
+    "on_traced_node",
     "reparametrize",
 ]
 
@@ -81,7 +84,7 @@ def not_tracing_for_transformers() -> Iterator[None]:
     if masking is None or not hasattr(masking, "is_tracing"):
         yield
         return
-    with mock.patch.object(masking, "is_tracing", lambda *_, **__: False):
+    with mock.patch.object(masking, "is_tracing", return_value=False):
         yield
 
 
@@ -91,10 +94,45 @@ def label_backward(loss: torch.Tensor) -> None:
         setup_stacktrace_preservation_hooks([loss.grad_fn])
 
 
-def num_traced_nodes() -> int:
-    """Number of nodes that the running make_fx has traced so far."""
+def on_traced_node(call: Callable[[torch.fx.Node], None]) -> None:
+    """Let the running make_fx call `call` with every node that it creates from now on."""
     mode: Any = get_proxy_mode()
-    return len(mode.tracer.graph.nodes)
+    create_node = mode.tracer.create_node
+
+    def create(*args: Any, **kwargs: Any) -> torch.fx.Node:
+        node: torch.fx.Node = create_node(*args, **kwargs)
+        call(node)
+        return node
+
+    mode.tracer.create_node = create
+
+
+def copy_gradient_hooks(parameters: dict[str, torch.Tensor], stand_ins: dict[str, torch.Tensor]) -> None:
+    """Put the hooks which the user registered on parameters (`register_hook`) on the tensors that stand for them."""
+    for name, parameter in parameters.items():
+        for hook in (getattr(parameter, "_backward_hooks", None) or {}).values():
+            stand_ins[name].register_hook(hook)  # type: ignore[no-untyped-call]  # torch's own signature
+
+
+def check_hooks(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> str:
+    """The first user hook that a scheduled step could not call, as text; empty if there is none."""
+    for name, parameter in model.named_parameters():
+        if getattr(parameter, "_post_accumulate_grad_hooks", None):
+            return f"parameter {name} has a post-accumulate-grad hook"
+    if optimizer._optimizer_step_pre_hooks or optimizer._optimizer_step_post_hooks:
+        return "the optimizer has step hooks"
+    return ""
+
+
+def has_layout_of(gradient: torch.Tensor, parameter: torch.Tensor) -> bool:
+    """True if autograd would take `gradient` as `parameter.grad` as it is: strides of a dense parameter, else contiguous."""
+    expected = 1
+    for stride, size in sorted(zip(parameter.stride(), parameter.shape, strict=True)):
+        if size != 1 and stride != expected:
+            return gradient.is_contiguous()
+        expected *= size
+    pairs = zip(gradient.shape, gradient.stride(), parameter.stride(), strict=True)
+    return all(size == 1 or ours == theirs for size, ours, theirs in pairs)
 
 
 def allocator_changes(call: Callable[[], Any]) -> tuple[Any, list[int]]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import bisect
 import operator
 from typing import Any
 
@@ -10,8 +9,10 @@ import torch
 from torch import fx
 from torch.utils import _pytree as pytree
 
+from schedopt import compat
 from schedopt.capture.captured import Captured, External, NodeInfo, set_node_info
 from schedopt.capture.effects import aten_op, recompute_class, written_arguments
+from schedopt.capture.labels import Label
 from schedopt.capture.live import Live
 from schedopt.capture.recurrent import repair_recurrent
 from schedopt.capture.trace import Traced, trace
@@ -31,10 +32,11 @@ def capture(workload: Workload) -> Captured:
     Raises CaptureError (what can not be captured, where, and the way out); model, optimizer and generators stay as they were.
     """
     check_optimizer(workload.optimizer)
+    if hook := compat.check_hooks(workload.model, workload.optimizer):
+        raise CaptureError(f"{hook}, which a scheduled step would not call; remove it, or do its work in the loss or after the step")
     traced = trace(workload)
     live = Live(workload, traced)
     builder = _Builder(workload, traced, live)
-    builder.label()
     builder.clean()
     builder.append_updates()
     return builder.finish()
@@ -44,26 +46,10 @@ class _Builder:
     def __init__(self, workload: Workload, traced: Traced, live: Live) -> None:
         self.workload, self.traced, self.live = workload, traced, live
         self.graph = traced.gm.graph
-        self.label_of: dict[fx.Node, tuple[Phase, str]] = {}
+        self.label_of = dict(traced.labels)
         self.slots: dict[fx.Node, tuple[Any, ...]] = {}
         self.storage_ids: dict[int, int] = {}
         self.storages: list[Storage] = []
-
-    def label(self) -> None:
-        """Phase and module of every node, by the marks left while tracing; backward nodes get the module of their forward node."""
-        phase_at, module_at = ([at for at, _ in marks] for marks in (self.traced.phases, self.traced.modules))
-        forward_module: dict[Any, str] = {}
-        for number, node in enumerate(self.graph.nodes):
-            mark = bisect.bisect_right(phase_at, number) - 1
-            phase = self.traced.phases[mark][1] if mark >= 0 else Phase.FORWARD
-            where = bisect.bisect_right(module_at, number) - 1
-            module = self.traced.modules[where][1] if where >= 0 else ""
-            sequence = node.meta.get("seq_nr")
-            if phase is Phase.FORWARD:
-                forward_module.setdefault(sequence, module)
-            else:
-                module = forward_module.get(sequence, "")
-            self.label_of[node] = (phase, module)
 
     def clean(self) -> None:
         """Name the placeholders, lift constants, drop aliases and what nobody needs."""
@@ -98,7 +84,7 @@ class _Builder:
                     lifted[name] = self.graph.placeholder(f"constant{name}")
                 lifted[name].meta["val"] = node.meta["val"] if "val" in node.meta else self.traced.mode.from_tensor(value)
                 self.slots[lifted[name]] = ("constant", name)
-                self.label_of[lifted[name]] = (Phase.FORWARD, "")
+                self.label_of[lifted[name]] = Label()
                 self.live.constants[name] = value
             node.replace_all_uses_with(lifted[name])
             self.graph.erase_node(node)
@@ -130,7 +116,7 @@ class _Builder:
                 last.meta["val"] = value
                 self.slots[last] = ("state", name, key)
                 keys.append(key)
-                self.label_of[last] = (Phase.UPDATE, "")
+                self.label_of[last] = Label(Phase.UPDATE)
                 states.append(last)
             rule = UpdateRule(self.workload.optimizer, group, name, tuple(keys))
             self.live.rules[name] = rule
@@ -139,7 +125,7 @@ class _Builder:
             for name, rule, args in updates:
                 node = self.graph.call_function(rule, args)
                 node.meta["val"] = None
-                self.label_of[node] = (Phase.UPDATE, name.rpartition(".")[0])
+                self.label_of[node] = Label(Phase.UPDATE, name.rpartition(".")[0])
         if not updates:
             raise CaptureError("the optimizer holds no parameter that gets a gradient from this loss")
         output.args = ((loss,),)
@@ -177,7 +163,9 @@ class _Builder:
         kind = {"parameter": StorageKind.PARAMETER, "buffer": StorageKind.BUFFER, "state": StorageKind.OPTIMIZER_STATE}.get(slot[0])
         kind = kind or (StorageKind.CONSTANT if slot[0] == "constant" else StorageKind.INPUT)
         name = f"input{slot[1]}" if slot[0] == "input" else "/".join(slot[1:])
-        size = value.numel() * value.element_size() if kind is StorageKind.INPUT else value.untyped_storage().nbytes()
+        size = value.untyped_storage().nbytes()
+        if kind is StorageKind.INPUT:
+            size = min(size, value.numel() * value.element_size())  # a slice of a data set stands for itself only
         key = value.untyped_storage()._cdata
         if key not in self.storage_ids:
             self.storage_ids[key] = len(self.storages)
@@ -193,7 +181,7 @@ class _Builder:
     def _call(self, node: fx.Node, ops: list[Op]) -> None:
         value = node.meta.get("val")
         tensors = list(value) if isinstance(value, tuple | list) else [value]
-        phase, module = self.label_of[node]
+        label = self.label_of[node]
         created = []
         for i, tensor in enumerate(tensors):
             if not isinstance(tensor, torch.Tensor):
@@ -203,7 +191,9 @@ class _Builder:
                 self.storage_ids[key] = len(self.storages)
                 created.append(len(self.storages))
                 name = node.name if len(tensors) == 1 else f"{node.name}.{i}"
-                self.storages.append(Storage(len(self.storages), name, StorageKind.ACTIVATION, tensor.untyped_storage().nbytes(), module))
+                self.storages.append(
+                    Storage(len(self.storages), name, StorageKind.ACTIVATION, tensor.untyped_storage().nbytes(), label.module)
+                )
         ids = tuple(self.storage_ids[t.untyped_storage()._cdata] if isinstance(t, torch.Tensor) else None for t in tensors)
         if isinstance(node.target, UpdateRule):
             written = [s for n in (node.args[0], *node.args[2:]) for s in self._ids(n)]  # type: ignore[arg-type]  # all nodes
@@ -217,8 +207,20 @@ class _Builder:
         external = any(self.storages[s].external for s in writes)
         recompute, reason = recompute_class(node, writes_external=external)
         target = f"optimizer.{node.target.kind}" if isinstance(node.target, UpdateRule) else str(node.target)
-        key = signature(node, target)
-        op = Op(len(ops), node.name, target, phase, module, reads, writes, tuple(created), recompute, reason, signature=key)
+        op = Op(
+            id=len(ops),
+            name=node.name,
+            target=target,
+            phase=label.phase,
+            module=label.module,
+            reads=reads,
+            writes=writes,
+            creates=tuple(created),
+            recompute=recompute,
+            reason=reason,
+            signature=signature(node, target),
+            source=label.source,
+        )
         ops.append(op)
         set_node_info(node, NodeInfo(op.id, ids, False))
 

@@ -73,7 +73,10 @@ class Live:
     def commit_step(self) -> None:
         """Show prepared state in the optimizer, as eager would have created it in this step."""
         for name, state in self._prepared.items():
-            self.workload.optimizer.state[self._parameters[name]].update(state)
+            shown = self.workload.optimizer.state[self._parameters[name]]
+            for key, value in state.items():
+                if shown.get(key) is None:
+                    shown[key] = value
         self._prepared.clear()
         self.workload.optimizer._opt_called = True  # type: ignore[attr-defined]  # LR schedulers look at it
 
@@ -81,11 +84,14 @@ class Live:
         """Nothing to do: prepared state stays private."""
 
     def _state(self, name: str) -> dict[str, torch.Tensor]:
+        """State that the optimizer shows; what it does not (yet) have is prepared and stays private until the step is committed."""
         parameter = self._parameters[name]
-        state = self.workload.optimizer.state.get(parameter)
-        if state:
-            return {key: value for key, value in state.items() if isinstance(value, torch.Tensor)}
+        shown = self.workload.optimizer.state.get(parameter, {})
+        state = {key: value for key, value in shown.items() if isinstance(value, torch.Tensor)}
+        rule = self.rules.get(name)
+        if state and (rule is None or all(key in state for key in rule.keys)):
+            return state
         if name not in self._prepared:
             group = self.workload.optimizer.param_groups[self.group_of[name]]
             self._prepared[name] = initial_state(self.workload.optimizer, group, parameter, self._layouts[name])
-        return self._prepared[name]
+        return {**self._prepared[name], **state}

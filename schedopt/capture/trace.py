@@ -3,45 +3,41 @@
 from __future__ import annotations
 
 import contextlib
-import random
 import traceback
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 import torch
 from torch import fx
 from torch.fx import traceback as fx_traceback
-from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 
 from schedopt import compat
+from schedopt.capture.labels import Label, Labeller, read_labels
+from schedopt.capture.unchanged import unchanged
 from schedopt.capture.workload import Workload, compute_loss, flatten_batch, micro_batches, unflatten_batch
 from schedopt.errors import CaptureError, SchedoptError
 from schedopt.graph import Phase
 
-_PLAIN = (bool, int, float, complex, str, bytes, type(None))
 _NOT_USERS = ("/torch/", "/schedopt/", "/contextlib.py", "<", "/functools.py", "/transformers/utils/")
 
 
 @dataclass(frozen=True, slots=True)
 class Traced:
-    """`gm`: placeholders parameters, buffers, batch leaves; output (loss, gradient or None per parameter). `gradients` names the
-    parameters in the order of the output. `phases`: (node number, phase) marks; `modules`: (node number, module path) marks."""
+    """`gm`: placeholders parameters, buffers, tensor leaves of the batch; output (loss, gradient or None per parameter)."""
 
     gm: fx.GraphModule
     mode: Any
     parameters: dict[str, torch.Tensor]
     buffers: dict[str, torch.Tensor]
     leaves: list[Any]
-    phases: tuple[tuple[int, Phase], ...]
-    modules: tuple[tuple[int, str], ...]
+    labels: dict[fx.Node, Label]
     explicit_mask: bool
 
 
 def trace(workload: Workload) -> Traced:
     """Trace one step up to its gradients. CaptureError names module, line and way out; model and generators stay as they were."""
-    with _unchanged(workload.model), compat.neutral_checkpoint():
+    with unchanged(workload.model), compat.neutral_checkpoint():
         try:
             with compat.not_tracing_for_transformers():
                 return _Tracer(workload).trace(explicit_mask=False)
@@ -58,10 +54,7 @@ def _uses_transformers(model: torch.nn.Module) -> bool:
 class _Tracer:
     def __init__(self, workload: Workload) -> None:
         self.workload = workload
-        self.names = {id(module): name for name, module in workload.model.named_modules()}
-        self.stack: list[str] = []
-        self.modules: list[tuple[int, str]] = []
-        self.phases: list[tuple[int, Phase]] = []
+        self.labeller = Labeller(workload.model)
 
     def trace(self, *, explicit_mask: bool) -> Traced:
         model = self.workload.model
@@ -74,15 +67,23 @@ class _Tracer:
         fakes = [memo.setdefault(id(x), _fake(mode, x)) for x in tensors]
 
         def step(*flat: torch.Tensor) -> tuple[Any, ...]:
+            self.labeller.watch_nodes()
             own = {n: x.detach().requires_grad_(parameters[n].requires_grad) for n, x in zip(parameters, flat, strict=False)}
+            compat.copy_gradient_hooks(parameters, own)
             kept = dict(zip(buffers, flat[len(parameters) :], strict=False))
             rest = iter(flat[len(parameters) + len(buffers) :])
             batch = unflatten_batch([next(rest) if isinstance(x, torch.Tensor) else x for x in leaves], spec)
             return self._step(own, kept, batch)
 
-        with self._hooks(), self._errors(), mode, torch.autograd.set_multithreading_enabled(False), fx_traceback.preserve_node_meta():
+        with contextlib.ExitStack() as stack:
+            stack.enter_context(self._errors())
+            stack.enter_context(self.labeller.watch_modules())
+            stack.enter_context(mode)
+            stack.enter_context(torch.enable_grad())
+            stack.enter_context(torch.autograd.set_multithreading_enabled(False))
+            stack.enter_context(fx_traceback.preserve_node_meta())
             gm = compat.make_fx(step, tracing_mode="real")(*fakes)
-        return Traced(gm, mode, parameters, buffers, leaves, tuple(self.phases), tuple(self.modules), explicit_mask)
+        return Traced(gm, mode, parameters, buffers, leaves, read_labels(gm.graph), explicit_mask)
 
     def _step(self, own: dict[str, Any], buffers: dict[str, Any], batch: Any) -> tuple[Any, ...]:
         """Loss and gradients, micro-batch by micro-batch, added up in place as autograd does into `.grad`."""
@@ -91,14 +92,17 @@ class _Tracer:
         wanted = [name for name, value in own.items() if value.requires_grad]
         if not wanted:
             raise CaptureError("no parameter requires a gradient; nothing can be trained")
+        current = dict(buffers)
         for part in micro_batches(workload, batch):
-            self.phases.append((compat.num_traced_nodes(), Phase.FORWARD))
-            with compat.reparametrize(workload.model, {**own, **buffers}):
+            self.labeller.phase = Phase.FORWARD
+            given = {**own, **current}
+            with compat.reparametrize(workload.model, given):
                 loss = compute_loss(workload, workload.model, part)
+            current = {name: given[name] for name in buffers}
             if not loss.requires_grad:
                 raise CaptureError("the loss does not depend on any parameter; was it detached or computed under no_grad?")
             loss = loss / workload.accumulate if workload.accumulate > 1 else loss
-            self.phases.append((compat.num_traced_nodes(), Phase.BACKWARD))
+            self.labeller.phase = Phase.BACKWARD
             compat.label_backward(loss)
             gradients = torch.autograd.grad(loss, [own[name] for name in wanted], allow_unused=True)
             total = loss.detach() if total is None else total + loss.detach()
@@ -106,24 +110,8 @@ class _Tracer:
             _accumulate(sums, own, dict(zip(wanted, gradients, strict=True)), alone=alone)
         if workload.clip_grad_norm is not None:
             _clip(own, sums, workload.clip_grad_norm)
+        _keep_reassigned(buffers, current)
         return (total, *(sums.get(name) for name in own))
-
-    @contextlib.contextmanager
-    def _hooks(self) -> Iterator[None]:
-        def enter(module: torch.nn.Module, _: Any) -> None:
-            self.stack.append(self.names.get(id(module), type(module).__name__))
-            self.modules.append((compat.num_traced_nodes(), self.stack[-1]))
-
-        def leave(module: torch.nn.Module, _: Any, __: Any) -> None:
-            self.stack.pop()
-            self.modules.append((compat.num_traced_nodes(), self.stack[-1] if self.stack else ""))
-
-        handles = [register_module_forward_pre_hook(enter), register_module_forward_hook(leave)]
-        try:
-            yield
-        finally:
-            for handle in handles:
-                handle.remove()
 
     @contextlib.contextmanager
     def _errors(self) -> Iterator[None]:
@@ -132,11 +120,12 @@ class _Tracer:
         except SchedoptError:
             raise
         except Exception as error:  # whatever the user's code or torch raises becomes one error that names the place
-            raise CaptureError(_explain(error, self.stack[-1] if self.stack else "")) from error
+            raise CaptureError(_explain(error, self.labeller.stack[-1] if self.labeller.stack else "")) from error
 
 
 def _accumulate(sums: dict[str, torch.Tensor], own: dict[str, Any], gradients: dict[str, Any], *, alone: bool) -> None:
-    """Add gradients as autograd adds them into `.grad`: the first is taken (or copied if it shares memory), the others added in place."""
+    """Add gradients as autograd adds them into `.grad`: the first is taken, or copied if it has not the layout of its parameter or
+    shares memory (which does not matter if it is only read, `alone`); the others are added in place."""
     seen: set[int] = {value.untyped_storage()._cdata for value in own.values()}
     for name, gradient in gradients.items():
         if gradient is None:
@@ -149,7 +138,21 @@ def _accumulate(sums: dict[str, torch.Tensor], own: dict[str, Any], gradients: d
         key = gradient.untyped_storage()._cdata
         shared = key in seen or gradient.untyped_storage().nbytes() != gradient.numel() * gradient.element_size()
         seen.add(key)
-        sums[name] = gradient.clone(memory_format=torch.contiguous_format) if shared and not alone else gradient
+        if not compat.has_layout_of(gradient, own[name]):
+            sums[name] = torch.empty_like(own[name], requires_grad=False).copy_(gradient)
+        else:
+            sums[name] = gradient.clone() if shared and not alone else gradient
+
+
+def _keep_reassigned(buffers: dict[str, torch.Tensor], current: dict[str, Any]) -> None:
+    """A buffer that the model replaced by a new tensor (`self.mean = 0.9 * self.mean + ...`) takes over its values when the step ends."""
+    for name, buffer in buffers.items():
+        value = current[name]
+        if value is buffer:
+            continue
+        if not isinstance(value, torch.Tensor) or value.shape != buffer.shape or value.dtype != buffer.dtype:
+            raise CaptureError(f"buffer {name} gets another shape or dtype in the step; keep both and change it in place (copy_)")
+        buffer.copy_(value.detach())
 
 
 def _clip(own: dict[str, Any], gradients: dict[str, torch.Tensor], limit: float) -> None:
@@ -196,66 +199,3 @@ def _explain(error: Exception, module: str) -> str:
     if "sparse" in text.lower():
         return f"sparse tensors can not be scheduled {where}: {text}. Build embeddings with sparse=False"
     return f"the step can not be captured {where}: {type(error).__name__}: {text}"
-
-
-@contextlib.contextmanager
-def _unchanged(model: torch.nn.Module) -> Iterator[None]:
-    """Give every module its attributes back, the generators their states; CaptureError if the step had changed one that matters."""
-    before = {name: dict(module.__dict__) for name, module in model.named_modules()}
-    plain = {name: {k: _comparable(v) for k, v in attributes.items()} for name, attributes in before.items()}
-    generator, python, numpy = torch.get_rng_state(), random.getstate(), np.random.get_state()
-    failed = True
-    try:
-        yield
-        failed = False
-    finally:
-        torch.set_rng_state(generator)
-        changed = _restore(model, before, plain)
-        drew = "random" if random.getstate() != python else "numpy.random" if not _same_numpy(numpy) else ""
-        random.setstate(python)
-        np.random.set_state(numpy)
-        if changed and not failed:
-            raise CaptureError(
-                f"the step changes Python state that a schedule would freeze: {changed}. Keep counters in a registered buffer (a tensor)"
-            )
-        if drew and not failed:
-            raise CaptureError(f"the step draws numbers from Python's {drew}, which a schedule would freeze; draw with torch instead")
-
-
-def _same_numpy(state: Any) -> bool:
-    now: Any = np.random.get_state()
-    return bool(now[0] == state[0] and np.array_equal(now[1], state[1]) and now[2] == state[2])
-
-
-def _comparable(value: Any) -> Any:
-    if isinstance(value, _PLAIN):
-        return value
-    if isinstance(value, list | tuple | set) and all(isinstance(x, _PLAIN) for x in value):
-        return type(value)(value)
-    if isinstance(value, dict) and all(isinstance(x, _PLAIN) for x in value.values()):
-        return dict(value)
-    return None
-
-
-def _restore(model: torch.nn.Module, before: dict[str, dict[str, Any]], plain: dict[str, dict[str, Any]]) -> str:
-    """Put attributes back; the first one of plain Python type that had changed, as text."""
-    changed = ""
-    for name, module in model.named_modules():
-        old = before.get(name)
-        if old is None:
-            continue
-        for key, value in list(module.__dict__.items()):
-            kept = plain[name].get(key)
-            known = key in old and (kept is not None or old[key] is None)
-            if known and _comparable(value) != kept and not changed:
-                changed = f"{type(module).__name__}.{key} of module {name or 'the model'!r} went from {kept!r} to {value!r}"
-            if key not in old:
-                if isinstance(value, _PLAIN) and not changed:
-                    changed = f"{type(module).__name__}.{key} of module {name or 'the model'!r} appeared as {value!r}"
-                del module.__dict__[key]
-        module.__dict__.update({k: v for k, v in old.items() if not isinstance(v, dict)})
-        for key, kept in plain[name].items():
-            if isinstance(kept, list | set | dict) and isinstance(old.get(key), list | set | dict) and old[key] != kept:
-                old[key].clear()
-                old[key].extend(kept) if isinstance(kept, list) else old[key].update(kept)
-    return changed

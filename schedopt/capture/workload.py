@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+import enum
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,6 +12,8 @@ import torch
 from torch.utils import _pytree as pytree
 
 from schedopt.errors import CaptureError
+
+_LEAVES = (torch.Tensor, bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.device, enum.Enum, type)
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,21 +39,69 @@ class Workload:
     name: str = ""
 
 
-def flatten_batch(batch: Any) -> tuple[list[Any], Any]:
-    """Leaves of a batch and what `unflatten_batch` needs to put it together again; dataclass instances are opened too."""
-    if dataclasses.is_dataclass(batch) and not isinstance(batch, type):
-        fields = {f.name: getattr(batch, f.name) for f in dataclasses.fields(batch)}
-        leaves, spec = pytree.tree_flatten(fields)
-        return leaves, (type(batch), spec)
-    leaves, spec = pytree.tree_flatten(batch)
-    return leaves, (None, spec)
+@dataclass(frozen=True, slots=True)
+class BatchSpec:
+    """How the leaves of a batch belong together; `parts` are leaves of `tree` that were opened in turn, as a value of class `kind`."""
+
+    tree: Any
+    parts: tuple[BatchSpec | None, ...]
+    kind: type | None = None
+
+    def __str__(self) -> str:
+        kind = f"{self.kind.__module__}.{self.kind.__qualname__}" if self.kind else ""
+        return f"{kind}{self.tree}[{', '.join(str(part) for part in self.parts if part)}]"
 
 
-def unflatten_batch(leaves: list[Any], spec: Any) -> Any:
+def flatten_batch(batch: Any) -> tuple[list[Any], BatchSpec]:
+    """Leaves of a batch and what `unflatten_batch` needs to put it together again; dataclasses and mappings are opened at any depth.
+
+    CaptureError for an object whose tensors can not be seen.
+    """
+    return _flatten(batch, None)
+
+
+def unflatten_batch(leaves: list[Any], spec: BatchSpec) -> Any:
     """Inverse of `flatten_batch`."""
-    kind, tree = spec
-    value = pytree.tree_unflatten(leaves, tree)
-    return value if kind is None else kind(**value)
+    return _unflatten(iter(leaves), spec)
+
+
+def _flatten(value: Any, kind: type | None) -> tuple[list[Any], BatchSpec]:
+    outer, tree = pytree.tree_flatten(value)
+    leaves: list[Any] = []
+    parts: list[BatchSpec | None] = []
+    for leaf in outer:
+        if isinstance(leaf, _LEAVES):
+            leaves.append(leaf)
+            parts.append(None)
+            continue
+        inner, spec = _flatten(_opened(leaf), type(leaf))
+        leaves.extend(inner)
+        parts.append(spec)
+    return leaves, BatchSpec(tree, tuple(parts), kind)
+
+
+def _unflatten(leaves: Iterator[Any], spec: BatchSpec) -> Any:
+    outer = [next(leaves) if part is None else _unflatten(leaves, part) for part in spec.parts]
+    value = pytree.tree_unflatten(outer, spec.tree)
+    if spec.kind is None:
+        return value
+    if not dataclasses.is_dataclass(spec.kind):
+        return spec.kind(value)
+    instance = object.__new__(spec.kind)
+    for name, field in value.items():
+        object.__setattr__(instance, name, field)
+    return instance
+
+
+def _opened(leaf: Any) -> dict[str, Any]:
+    if dataclasses.is_dataclass(leaf) and not isinstance(leaf, type):
+        return {f.name: getattr(leaf, f.name) for f in dataclasses.fields(leaf)}
+    if isinstance(leaf, Mapping):
+        return dict(leaf)
+    raise CaptureError(
+        f"the batch holds a {type(leaf).__module__}.{type(leaf).__qualname__}, into which capture can not see; "
+        "pass tensors in tuples, lists, dicts or dataclasses"
+    )
 
 
 def batch_device(workload: Workload) -> torch.device:
@@ -93,7 +144,7 @@ def _forward(workload: Workload, model: torch.nn.Module, batch: Any) -> Any:
         return workload.loss_fn(model(*batch[:-1]), batch[-1])
     if isinstance(batch, tuple | list):
         output = model(*batch)
-    elif isinstance(batch, dict) or hasattr(batch, "keys"):
+    elif isinstance(batch, Mapping):
         output = model(**batch)
     else:
         output = model(batch)
@@ -105,7 +156,7 @@ def _as_loss(output: Any) -> torch.Tensor:
     if not isinstance(loss, torch.Tensor):
         if getattr(output, "loss", None) is not None:
             loss = output.loss
-        elif isinstance(output, dict) and "loss" in output:
+        elif isinstance(output, Mapping) and "loss" in output:
             loss = output["loss"]
         elif isinstance(output, tuple | list) and output:
             loss = output[0]
