@@ -1,15 +1,19 @@
 """A lower bound of the step time under a budget, by a linear program.
 
-Model. For every gap g of a movable storage, x_g is the part swapped and r_g the part recomputed, x_g + r_g <= 1. T is the step time.
+Model. For every gap g of a movable storage, x_g is the part swapped and r_g the part recomputed, x_g + r_g <= 1; o_s is the part of
+storage s that is copied out. T is the step time.
 
     memory, for every op p outside the update:   forced(p) + sum over gaps g around p of size_g (1 - x_g - r_g) <= budget
-    compute:                                     T >= time of all ops + sum r_g c_g + sum x_g tax_g
-    copies out, copies in:                       T >= sum out_g x_g,  T >= sum in_g x_g   (one row for both if the link is shared)
+    one copy out at least:                       o_s >= x_g for every gap g of s
+    compute:                                     T >= time of all ops + sum r_g c_g + sum tax_g x_g + sum tax_s o_s
+    copies out, copies in:                       T >= sum out_s o_s,  T >= sum in_g x_g   (one row for both if the link is shared)
 
 Why no plan is faster: forced(p) is what op p touches, creates and works with, and what can never move. A storage that is not there
 at p must come back before its next use, by a copy or by its recipe; c_g counts an op's time only in equal parts over all storages that it
-makes, so that one run never counts twice. Updates may run anywhere, so only gaps between other ops enter; what a recompute itself needs is
-left out, copies overlap perfectly. All of it can only make T smaller than a real plan's.
+makes, so that one run never counts twice. Updates may run anywhere, so only gaps between other ops enter (those keep the captured order);
+what a recompute itself needs is left out, copies overlap perfectly, undo copies are free. What outlives the step may have its copy on the
+tier already, so its o_s counts only for the gap over the step's boundary, and only if it is written. All of it can only make T smaller
+than a real plan's.
 """
 
 from __future__ import annotations
@@ -30,8 +34,7 @@ class LooseGap:
     storage: int
     spans: tuple[tuple[int, int], ...]
     number: int  # number of the use before it among the uses outside the update, -1 for the step's boundary
-    out_ns: int
-    in_ns: int
+    leaves: bool  # its copy out counts
     recompute_ns: float | None
 
 
@@ -54,17 +57,21 @@ def lower_bound(problem: Problem, time_limit_s: float = 20.0) -> Bound:
     total = solver.NumVar(problem.compute_ns, solver.infinity(), "T")
     swap = [solver.NumVar(0, 1 if problem.may_swap else 0, f"x{i}") for i in range(len(gaps))]
     again = [solver.NumVar(0, 1 if problem.may_recompute and g.recompute_ns is not None else 0, f"r{i}") for i, g in enumerate(gaps)]
-    for x, r in zip(swap, again, strict=True):
+    out = {s: solver.NumVar(0, 1, f"o{s}") for s in sorted({g.storage for g in gaps if g.leaves})}
+    for gap, x, r in zip(gaps, swap, again, strict=True):
         solver.Add(x + r <= 1)
+        if gap.leaves:
+            solver.Add(out[gap.storage] >= x)
     for over, members in rows:
         solver.Add(solver.Sum([problem.sizes[gaps[i].storage] * (swap[i] + again[i]) for i in members]) >= over)
+    sizes, link = problem.sizes, problem.link
     compute = solver.Sum([g.recompute_ns * r for g, r in zip(gaps, again, strict=True) if g.recompute_ns])
-    taxes = [problem.link.tax_ns(problem.sizes[g.storage]) * (2 if g.out_ns else 1) for g in gaps]
-    tax = solver.Sum([cost * x for cost, x in zip(taxes, swap, strict=True)])
-    solver.Add(total >= problem.compute_ns + compute + tax)
-    out = solver.Sum([g.out_ns * x for g, x in zip(gaps, swap, strict=True)])
-    back = solver.Sum([g.in_ns * x for g, x in zip(gaps, swap, strict=True)])
-    for load in (out, back) if problem.link.duplex else (out + back,):
+    tax_in = solver.Sum([link.tax_ns(sizes[g.storage]) * x for g, x in zip(gaps, swap, strict=True)])
+    tax_out = solver.Sum([link.tax_ns(sizes[s]) * o for s, o in out.items()])
+    solver.Add(total >= problem.compute_ns + compute + tax_in + tax_out)
+    load_out = solver.Sum([link.out_ns(sizes[s]) * o for s, o in out.items()])
+    load_in = solver.Sum([link.in_ns(sizes[g.storage]) * x for g, x in zip(gaps, swap, strict=True)])
+    for load in (load_out, load_in) if link.duplex else (load_out + load_in,):
         solver.Add(total >= load)
     solver.Minimize(total)
     status = solver.Solve()
@@ -87,20 +94,17 @@ def loose_gaps(problem: Problem) -> list[LooseGap]:
         s, mine = storage.id, uses.get(storage.id, [])
         if not problem.movable[s]:
             continue
-        size = storage.size_bytes
-        out, back = problem.link.out_ns(size), problem.link.in_ns(size)
         for number, (before, after) in enumerate(pairwise(mine)):
             if after > before + 1:
                 version = problem.needed[ops[after].id].get(s, 0)
-                first_gap = number == 0 and not storage.persistent
-                found.append(LooseGap(s, ((before + 1, after - 1),), number, out if first_gap else 0, back, _share(problem, s, version)))
+                found.append(LooseGap(s, ((before + 1, after - 1),), number, not storage.persistent, _share(problem, s, version)))
         if storage.persistent and (mine or problem.writers[s]):
             first, last = (mine[0], mine[-1]) if mine else (len(ops), -1)
             updated = bool(problem.writers[s])
             head = ((0, first - 1),) if first > 0 else ()
             tail = ((last + 1, len(ops) - 1),) if mine and not updated and last + 1 < len(ops) else ()
             if head or tail:
-                found.append(LooseGap(s, head + tail, -1, out if updated else 0, back, None))
+                found.append(LooseGap(s, head + tail, -1, updated, None))
     return found
 
 

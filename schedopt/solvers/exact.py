@@ -103,9 +103,9 @@ def _choices(problem: Problem, options: ExactOptions, v: _Variables) -> None:
         v.swap.append(x)
         v.again.append(r)
         v.model.add_at_most_one(x, r)
-        total = (problem.link.out_ns(problem.sizes[s]) if gap.modified else 0) + problem.link.in_ns(problem.sizes[s])
+        out, back = problem.link.out_ns(problem.sizes[s]) if gap.modified else 0, problem.link.in_ns(problem.sizes[s])
         tax = problem.link.tax_ns(problem.sizes[s]) * (2 if gap.modified else 1)
-        weight = tax + options.swap_weight * total + max(0, total - gap.inside_ns)
+        weight = tax + options.swap_weight * (out + back) + gap.exposed_ns(out, back)
         v.cost.append((x, max(1, round(weight / 1000))))
         recompute = problem.recompute_ns(s, gap.need_version) if number >= 0 and problem.may_recompute else None
         if recompute is None:

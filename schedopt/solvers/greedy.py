@@ -30,13 +30,21 @@ class GreedyOptions:
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """A gap that could be filled: steps strictly inside [first, last] become free."""
+    """A gap that could be filled: the steps of `spans` become free. `inside_ns`: compute time meanwhile, of which `tail_ns` comes
+    before the step's end (0 for a gap that lies inside the step)."""
 
     gap: Gap
     spans: tuple[tuple[int, int], ...]
     inside_ns: int
     need_version: int
     modified: bool
+    tail_ns: int = 0
+
+    def exposed_ns(self, out_ns: int, in_ns: int) -> int:
+        """Part of a copy out and a copy in that no compute can hide."""
+        if self.gap[1] >= 0:
+            return max(0, out_ns + in_ns - self.inside_ns)
+        return max(0, out_ns - self.tail_ns) + max(0, in_ns - (self.inside_ns - self.tail_ns))
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,10 +166,10 @@ class _Greedy:
         result: list[tuple[str, float, float]] = []
         if self.p.may_swap:
             out = self.p.link.out_ns(self.p.sizes[s]) if candidate.modified else 0
-            total = out + self.p.link.in_ns(self.p.sizes[s])
+            back = self.p.link.in_ns(self.p.sizes[s])
             weight = self.o.swap_weight if link_ns < _CROWDED * self.p.compute_ns else 1.0
             tax = self.p.link.tax_ns(self.p.sizes[s]) * (2 if candidate.modified else 1)
-            result.append(("swap", tax + total * weight + max(0, total - candidate.inside_ns), out))
+            result.append(("swap", tax + (out + back) * weight + candidate.exposed_ns(out, back), out))
         if self.p.may_recompute and number >= 0 and (cost := self._recompute_cost(s, candidate)) is not None:
             result.append(("recompute", cost, 0.0))
         return result
@@ -207,7 +215,7 @@ def candidates(problem: Problem, expansion: Expansion, clock: np.ndarray, choice
         if persistent and interval.uses and (s, -1) not in choices and interval.first < 0 and interval.last > last_step:
             first, last = interval.uses[0][0], interval.uses[-1][0]
             spans = tuple(x for x in ((0, first - 1), (last + 1, last_step)) if x[0] <= x[1])
-            inside = int(clock[first] + clock[-1] - clock[last + 1])
+            tail = int(clock[-1] - clock[last + 1])
             if spans:
-                found.append(Candidate((s, -1), spans, inside, 0, bool(written)))
+                found.append(Candidate((s, -1), spans, int(clock[first]) + tail, 0, bool(written), tail))
     return found

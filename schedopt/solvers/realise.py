@@ -6,7 +6,7 @@ needed. Copies in are issued just in time by the clock with some slack for error
 
 from __future__ import annotations
 
-from bisect import bisect_right
+from bisect import bisect_left
 from dataclasses import dataclass
 
 from schedopt.graph import Phase
@@ -96,8 +96,8 @@ class _Realiser:
                     deadline.setdefault(s, step)
         idle = self._idle_out()
         for s, step in deadline.items():
-            place = min(_take(idle, self.p.link.out_ns(self.p.sizes[s]), self.starts), max(0, step - 1))
-            (self.after[place] if step else self.before[0]).append(Action(_K.SAVE, s))
+            place = min(step, _take(idle, round(self.p.link.out_ns(self.p.sizes[s]) * _SLACK), self.starts))
+            (self.after[place - 1] if place else self.before[0]).append(Action(_K.SAVE, s))
             self.waits[step].append(Action(_K.WAIT_SAVE, s))
 
     def _last_fallible(self) -> int:
@@ -167,11 +167,13 @@ class _Realiser:
 
 
 def _take(idle: list[list[int]], length_ns: int, starts: list[int]) -> int:
-    """Use up the first idle time that is long enough (the last one always is); the step after whose start it begins."""
-    slot = next((x for x in idle if x[1] - x[0] >= length_ns), idle[-1])
-    begin = slot[0]
-    slot[0] += length_ns
-    return max(0, bisect_right(starts, begin) - 1)
+    """Use up the first idle time that is long enough from the start of a step on (if none is, the last one); that step."""
+    for slot in idle:
+        step = min(bisect_left(starts, slot[0]), len(starts) - 1)
+        if starts[step] + length_ns <= slot[1] or slot is idle[-1]:
+            slot[0] = starts[step] + length_ns
+            break
+    return step
 
 
 def clock(problem: Problem, schedule: Schedule) -> Realised:
@@ -188,9 +190,11 @@ def clock(problem: Problem, schedule: Schedule) -> Realised:
         elif kind in (_K.SWAP_OUT, _K.SAVE):
             begin = max(now, out_free, 0 if link.duplex else in_free)
             done[x] = out_free = begin + link.out_ns(sizes[x])
+            now += link.tax_ns(sizes[x])
         elif kind is _K.SWAP_IN:
             begin = max(now, in_free, 0 if link.duplex else out_free)
             done[x] = in_free = begin + link.in_ns(sizes[x])
+            now += link.tax_ns(sizes[x])
         elif kind in (_K.WAIT_OUT, _K.WAIT_IN, _K.WAIT_SAVE):
             stall += max(0, done[x] - now)
             now = max(now, done[x])
