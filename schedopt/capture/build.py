@@ -14,6 +14,7 @@ from schedopt.capture.captured import Captured, External, NodeInfo, set_node_inf
 from schedopt.capture.effects import aten_op, recompute_class, written_arguments
 from schedopt.capture.labels import Label
 from schedopt.capture.live import Live
+from schedopt.capture.mixed_norm import repair_mixed_norm
 from schedopt.capture.recurrent import repair_recurrent
 from schedopt.capture.trace import Traced, trace
 from schedopt.capture.update import UpdateRule, check_optimizer
@@ -56,6 +57,7 @@ class _Builder:
         inputs = [i for i, leaf in enumerate(self.traced.leaves) if isinstance(leaf, torch.Tensor)]
         slots: list[tuple[Any, ...]] = [("parameter", n) for n in self.traced.parameters]
         slots += [("buffer", n) for n in self.traced.buffers]
+        slots += [("constant", n) for n in self.traced.attributes]
         slots += [("input", i) for i in inputs]
         placeholders = [node for node in self.graph.nodes if node.op == "placeholder"]
         self.slots = dict(zip(placeholders, slots, strict=True))
@@ -65,7 +67,11 @@ class _Builder:
                 node.replace_all_uses_with(node.args[0])
                 self.graph.erase_node(node)
         self._drop_idle()
+        for node in [n for n, slot in self.slots.items() if slot[0] == "constant" and not n.users]:
+            del self.slots[node]
+            self.graph.erase_node(node)
         repair_recurrent(self.graph, self.traced.mode)
+        repair_mixed_norm(self.graph, self.traced.mode)
 
     def _drop_idle(self) -> None:
         for node in reversed(list(self.graph.nodes)):

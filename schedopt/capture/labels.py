@@ -56,11 +56,8 @@ class Labeller:
             for handle in handles:
                 handle.remove()
 
-    def watch_nodes(self) -> None:
-        """Label every node that the running make_fx traces from now on."""
-        compat.on_traced_node(self._label)
-
-    def _label(self, node: fx.Node) -> None:
+    def label(self, node: fx.Node) -> None:
+        """Leave a label on a node that has just been made."""
         forward = self.phase is Phase.FORWARD
         module = self.stack[-1] if forward and self.stack else ""
         node.meta[_KEY] = Label(self.phase, module, user_line(sys._getframe(1)) if forward else "")

@@ -22,6 +22,7 @@ class Live:
         self.constants: dict[str, torch.Tensor] = {}
         self.rules: dict[str, UpdateRule] = {}
         self._parameters = traced.parameters
+        self._attributes = traced.attributes
         self._prepared: dict[str, dict[str, torch.Tensor]] = {}
         self._layouts: dict[str, tuple[int, ...]] = {}
         self._abstract = any(isinstance(p, compat.FakeTensor) or p.is_meta for p in traced.parameters.values())
@@ -59,7 +60,9 @@ class Live:
             return self.workload.model.get_buffer(name)
         if kind == "state":
             return self._state(name)[slot[2]]
-        return self.constants[name]
+        place = self._attributes.get(name)
+        tensor: torch.Tensor = self.constants[name] if place is None else place.holder[place.key]
+        return tensor
 
     def adopt(self, slot: tuple[Any, ...], tensor: torch.Tensor) -> None:
         """Let the live tensor of a slot use the memory of `tensor` from now on; the tensor object stays the user's."""

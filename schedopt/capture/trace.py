@@ -13,6 +13,8 @@ from torch import fx
 from torch.fx import traceback as fx_traceback
 
 from schedopt import compat
+from schedopt.capture.attributes import Place, plain_tensors, replaced, tensors_at
+from schedopt.capture.effects import written_arguments
 from schedopt.capture.labels import Label, Labeller, read_labels
 from schedopt.capture.unchanged import unchanged
 from schedopt.capture.workload import Workload, compute_loss, flatten_batch, micro_batches, unflatten_batch
@@ -24,12 +26,14 @@ _NOT_USERS = ("/torch/", "/schedopt/", "/contextlib.py", "<", "/functools.py", "
 
 @dataclass(frozen=True, slots=True)
 class Traced:
-    """`gm`: placeholders parameters, buffers, tensor leaves of the batch; output (loss, gradient or None per parameter)."""
+    """`gm`: placeholders parameters, buffers, plain tensors (`attributes`), tensor leaves of the batch; output (loss, gradient or
+    None per parameter)."""
 
     gm: fx.GraphModule
     mode: Any
     parameters: dict[str, torch.Tensor]
     buffers: dict[str, torch.Tensor]
+    attributes: dict[str, Place]
     leaves: list[Any]
     labels: dict[fx.Node, Label]
     explicit_mask: bool
@@ -55,6 +59,8 @@ class _Tracer:
     def __init__(self, workload: Workload) -> None:
         self.workload = workload
         self.labeller = Labeller(workload.model)
+        self.attributes = plain_tensors(workload)
+        self.outgrown: set[str] = set()
 
     def trace(self, *, explicit_mask: bool) -> Traced:
         model = self.workload.model
@@ -62,18 +68,19 @@ class _Tracer:
         buffers = {name: value for name, value in model.named_buffers() if value is not None}
         leaves, spec = flatten_batch(self.workload.batch)
         mode = _fake_mode(list(parameters.values()))
-        tensors = [*parameters.values(), *buffers.values(), *(x for x in leaves if isinstance(x, torch.Tensor))]
+        kept = {**buffers, **tensors_at(self.attributes)}
+        tensors = [*parameters.values(), *kept.values(), *(x for x in leaves if isinstance(x, torch.Tensor))]
         memo: dict[int, Any] = {}
         fakes = [memo.setdefault(id(x), _fake(mode, x)) for x in tensors]
 
         def step(*flat: torch.Tensor) -> tuple[Any, ...]:
-            self.labeller.watch_nodes()
+            compat.on_traced_node(self._see)
             own = {n: x.detach().requires_grad_(parameters[n].requires_grad) for n, x in zip(parameters, flat, strict=False)}
             compat.copy_gradient_hooks(parameters, own)
-            kept = dict(zip(buffers, flat[len(parameters) :], strict=False))
-            rest = iter(flat[len(parameters) + len(buffers) :])
+            held = dict(zip(kept, flat[len(parameters) :], strict=False))
+            rest = iter(flat[len(parameters) + len(kept) :])
             batch = unflatten_batch([next(rest) if isinstance(x, torch.Tensor) else x for x in leaves], spec)
-            return self._step(own, kept, batch)
+            return self._step(own, held, batch)
 
         with contextlib.ExitStack() as stack:
             stack.enter_context(self._errors())
@@ -83,22 +90,33 @@ class _Tracer:
             stack.enter_context(torch.autograd.set_multithreading_enabled(False))
             stack.enter_context(fx_traceback.preserve_node_meta())
             gm = compat.make_fx(step, tracing_mode="real")(*fakes)
-        return Traced(gm, mode, parameters, buffers, leaves, read_labels(gm.graph), explicit_mask)
+        self._check_outgrown(gm.graph, [*parameters, *kept])
+        return Traced(gm, mode, parameters, buffers, self.attributes, leaves, read_labels(gm.graph), explicit_mask)
 
-    def _step(self, own: dict[str, Any], buffers: dict[str, Any], batch: Any) -> tuple[Any, ...]:
-        """Loss and gradients, micro-batch by micro-batch, added up in place as autograd does into `.grad`."""
+    def _see(self, node: fx.Node) -> None:
+        """Called with each new node, before it runs."""
+        self.labeller.label(node)
+        if any(written.op == "get_attr" for written in written_arguments(node)):
+            raise CaptureError(
+                f"in module {(self.labeller.stack or [''])[-1]!r} the step changes a tensor in place that is kept in a list, a dict or "
+                f"outside of the model ({node.target}); register it with register_buffer"
+            )
+
+    def _step(self, own: dict[str, Any], held: dict[str, Any], batch: Any) -> tuple[Any, ...]:
+        """Loss and gradients, micro-batch by micro-batch, added up in place as autograd does into `.grad`; `held` are buffers and plain
+        tensors."""
         workload, total = self.workload, None
         sums: dict[str, torch.Tensor] = {}
         wanted = [name for name, value in own.items() if value.requires_grad]
         if not wanted:
             raise CaptureError("no parameter requires a gradient; nothing can be trained")
-        current = dict(buffers)
+        current = dict(held)
         for part in micro_batches(workload, batch):
             self.labeller.phase = Phase.FORWARD
-            given = {**own, **current}
-            with compat.reparametrize(workload.model, given):
+            given = {**own, **{name: value for name, value in current.items() if name not in self.attributes}}
+            with replaced(self.attributes, current), compat.reparametrize(workload.model, given):
                 loss = compute_loss(workload, workload.model, part)
-            current = {name: given[name] for name in buffers}
+            current |= {name: given[name] for name in current if name in given}
             if not loss.requires_grad:
                 raise CaptureError("the loss does not depend on any parameter; was it detached or computed under no_grad?")
             loss = loss / workload.accumulate if workload.accumulate > 1 else loss
@@ -110,8 +128,25 @@ class _Tracer:
             _accumulate(sums, own, dict(zip(wanted, gradients, strict=True)), alone=alone)
         if workload.clip_grad_norm is not None:
             _clip(own, sums, workload.clip_grad_norm)
-        _keep_reassigned(buffers, current)
+        self._keep_reassigned(held, current)
         return (total, *(sums.get(name) for name in own))
+
+    def _keep_reassigned(self, held: dict[str, torch.Tensor], current: dict[str, Any]) -> None:
+        """What the model replaced by a new tensor (`self.mean = 0.9 * self.mean + ...`) takes over its values when the step ends."""
+        for name, tensor in held.items():
+            value = current[name]
+            if value is tensor:
+                continue
+            if isinstance(value, torch.Tensor) and (value.shape, value.dtype) == (tensor.shape, tensor.dtype):
+                tensor.copy_(value.detach())
+            else:
+                self.outgrown.add(name)
+
+    def _check_outgrown(self, graph: fx.Graph, names: list[str]) -> None:
+        """A tensor that got another shape or dtype is harmless only if the step does not read what an earlier step left."""
+        for node, name in zip(graph.nodes, names, strict=False):
+            if name in self.outgrown and (node.users or name not in self.attributes):
+                raise CaptureError(f"{name} gets another shape or dtype in the step; keep its shape, or change it in place (copy_)")
 
     @contextlib.contextmanager
     def _errors(self) -> Iterator[None]:
@@ -142,17 +177,6 @@ def _accumulate(sums: dict[str, torch.Tensor], own: dict[str, Any], gradients: d
             sums[name] = torch.empty_like(own[name], requires_grad=False).copy_(gradient)
         else:
             sums[name] = gradient.clone() if shared and not alone else gradient
-
-
-def _keep_reassigned(buffers: dict[str, torch.Tensor], current: dict[str, Any]) -> None:
-    """A buffer that the model replaced by a new tensor (`self.mean = 0.9 * self.mean + ...`) takes over its values when the step ends."""
-    for name, buffer in buffers.items():
-        value = current[name]
-        if value is buffer:
-            continue
-        if not isinstance(value, torch.Tensor) or value.shape != buffer.shape or value.dtype != buffer.dtype:
-            raise CaptureError(f"buffer {name} gets another shape or dtype in the step; keep both and change it in place (copy_)")
-        buffer.copy_(value.detach())
 
 
 def _clip(own: dict[str, Any], gradients: dict[str, torch.Tensor], limit: float) -> None:
