@@ -138,8 +138,7 @@ class RamTier(Tier):
     """A second region of memory."""
 
     def __init__(self, size_bytes: int, *, duplex: bool = True, throttle_bytes_per_s: float | None = None) -> None:
-        self._region = torch.empty(size_bytes, dtype=torch.uint8)
-        self._bytes: Bytes = self._region.numpy()
+        self._bytes: Bytes = np.frombuffer(mmap.mmap(-1, max(PAGE, size_bytes)), dtype=np.uint8)
         super().__init__(duplex=duplex, throttle_bytes_per_s=throttle_bytes_per_s)
 
     def _write(self, offset: int, data: Bytes) -> None:
