@@ -90,6 +90,8 @@ def export(
         raise ValueError(f"--to {to!r} is not known; use one of {', '.join(FORMATS)}")
     if as_json and output is None:
         raise ValueError("--json describes the written file; give -o FILE")
+    if output is not None and output.resolve() == path.resolve():
+        raise ValueError(f"{output} is the plan itself; an export would overwrite it")
     file = load_plan(path)
     report = replay(file)
     if not report.start_ns:

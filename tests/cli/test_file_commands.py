@@ -103,6 +103,7 @@ def test_export_writes_each_form(good: str, tmp_path: Path, form: str) -> None:
         (["export", "GOOD", "--to", "cake"], 2, "json, perfetto, dot"),
         (["export", "GOOD"], 2, "--to"),
         (["export", "GOOD", "--to", "dot", "-o", "/proc/none/x"], 1, "No such file"),
+        (["export", "GOOD", "--to", "json", "-o", "GOOD"], 2, "overwrite"),
         (["show", "GOOD", "--rows", "0"], 2, "rows"),
         (["bake"], 2, "bake"),
         ([], 2, "Usage"),
