@@ -74,9 +74,7 @@ def vit() -> Workload:
 
 def densenet() -> Workload:
     """Concatenations of many live tensors."""
-    return _vision(
-        lambda: torchvision.models.DenseNet(growth_rate=4, block_config=(2, 2, 2), num_init_features=8, num_classes=10), 32, 4
-    )
+    return _vision(lambda: torchvision.models.DenseNet(growth_rate=4, block_config=(2, 2, 2), num_init_features=8, num_classes=10), 32, 4)
 
 
 def convnext() -> Workload:
@@ -147,7 +145,8 @@ def t5() -> Workload:
     """transformers T5: encoder and decoder, shared relative position bias."""
     from transformers import T5Config, T5ForConditionalGeneration
 
-    model = T5ForConditionalGeneration(T5Config(decoder_start_token_id=0, vocab_size=64, d_model=32, d_kv=16, d_ff=64, num_layers=1, num_heads=2))
+    config = T5Config(decoder_start_token_id=0, vocab_size=64, d_model=32, d_kv=16, d_ff=64, num_layers=1, num_heads=2)
+    model = T5ForConditionalGeneration(config)
     ids = torch.randint(1, 64, (2, 12))
     return Workload(model, None, _adamw(model), {"input_ids": ids, "labels": ids})
 
@@ -190,6 +189,7 @@ class _Odd(nn.Module):
         self.frozen = nn.Linear(16, 16).requires_grad_(False)
         self.unused = nn.Linear(16, 16)
         self.norm = nn.BatchNorm1d(16)
+        self.calls: torch.Tensor
         self.register_buffer("calls", torch.zeros((), dtype=torch.int64))
 
     def _block(self, x: torch.Tensor) -> torch.Tensor:
@@ -202,13 +202,17 @@ class _Odd(nn.Module):
         x = torch.utils.checkpoint.checkpoint(self._block, self.frozen(pair.left), use_reentrant=False) + pair.right
         y = self.norm(self.second(x)).clone()
         y[:, :8].mul_(2.0)
-        return (y.t() @ y).sum(0)
+        out: torch.Tensor = (y.t() @ y).sum(0)
+        return out
 
 
 def odd() -> Workload:
     """Accumulation over two micro-batches, clipping, two parameter groups, amsgrad, two losses summed, a dataclass batch."""
     model = _Odd()
-    groups = [{"params": [model.first.weight, model.unused.weight], "lr": 1e-2}, {"params": [model.first.bias, *model.norm.parameters()]}]
+    groups: list[dict[str, Any]] = [
+        {"params": [model.first.weight, model.unused.weight], "lr": 1e-2},
+        {"params": [model.first.bias, *model.norm.parameters()]},
+    ]
     optimizer = torch.optim.AdamW(groups, lr=1e-3, amsgrad=True)
     batch = Pair(torch.randn(8, 16), torch.randn(8, 16))
     return Workload(
@@ -227,9 +231,7 @@ def autocast() -> Workload:
     model = model.to(memory_format=torch.channels_last)
     images, labels = _images(4, 8)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, fused=True)
-    return Workload(
-        model, F.cross_entropy, optimizer, (images.to(memory_format=torch.channels_last), labels), autocast=torch.bfloat16
-    )
+    return Workload(model, F.cross_entropy, optimizer, (images.to(memory_format=torch.channels_last), labels), autocast=torch.bfloat16)
 
 
 MODELS: dict[str, Callable[[], Workload]] = {

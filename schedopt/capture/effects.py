@@ -1,7 +1,8 @@
 """What an op does to the storages of its arguments, and whether it may run a second time: one table for all of it.
 
-The schema says most (alias annotations), three things it does not say: batch norm ops write running statistics, random ops draw from
-the generator (torch.Tag.nondeterministic_seeded), and attention without dropout carries that tag but draws nothing.
+The schema says most (alias annotations), four things it does not say: batch norm ops write running statistics, oneDNN's recurrent
+backward uses the saved workspace up, random ops draw from the generator (torch.Tag.nondeterministic_seeded), and attention without
+dropout carries that tag but draws nothing.
 
 RANDOM with writes (`bernoulli_` on a fresh mask) means: run again only on a storage that was itself created again, with the generator
 put back to its state from before the first run.
@@ -29,6 +30,8 @@ _STATISTICS: dict[Any, tuple[tuple[str, ...], str | None]] = {
     aten.batch_norm_update_stats.default: (("running_mean", "running_var"), None),
     aten._batch_norm_with_update.default: (("running_mean", "running_var"), None),
 }
+# op -> names of arguments that it writes without saying so
+_HIDDEN_WRITES: dict[Any, tuple[str, ...]] = {aten.mkldnn_rnn_layer_backward.default: ("workspace",)}
 _DROPOUT_ARGUMENTS = ("dropout_p", "p")
 _KNOWN_NAMESPACES = frozenset({"aten", "prims", "torchvision"})
 
@@ -57,7 +60,8 @@ def written_arguments(node: fx.Node) -> Iterator[fx.Node]:
         return
     given = named_arguments(node)
     for argument in op._schema.arguments:
-        if argument.alias_info is not None and argument.alias_info.is_write:
+        hidden = argument.name in _HIDDEN_WRITES.get(op, ())
+        if hidden or (argument.alias_info is not None and argument.alias_info.is_write):
             yield from (x for x in pytree.tree_leaves(given.get(argument.name)) if isinstance(x, fx.Node))
     yield from _written_statistics(node)
 

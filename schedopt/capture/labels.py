@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from types import FrameType
@@ -56,11 +55,11 @@ class Labeller:
             for handle in handles:
                 handle.remove()
 
-    def label(self, node: fx.Node) -> None:
-        """Leave a label on a node that has just been made."""
+    def label(self, node: fx.Node, frame: FrameType) -> None:
+        """Leave a label on a node that has just been made below `frame`."""
         forward = self.phase is Phase.FORWARD
         module = self.stack[-1] if forward and self.stack else ""
-        node.meta[_KEY] = Label(self.phase, module, user_line(sys._getframe(1)) if forward else "")
+        node.meta[_KEY] = Label(self.phase, module, user_line(frame) if forward else "")
 
 
 def read_labels(graph: fx.Graph) -> dict[fx.Node, Label]:

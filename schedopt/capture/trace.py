@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import sys
 import traceback
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -95,7 +96,7 @@ class _Tracer:
 
     def _see(self, node: fx.Node) -> None:
         """Called with each new node, before it runs."""
-        self.labeller.label(node)
+        self.labeller.label(node, sys._getframe(1))
         if any(written.op == "get_attr" for written in written_arguments(node)):
             raise CaptureError(
                 f"in module {(self.labeller.stack or [''])[-1]!r} the step changes a tensor in place that is kept in a list, a dict or "

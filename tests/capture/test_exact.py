@@ -132,7 +132,8 @@ def test_gradient_hooks_on_parameters() -> None:
     job = small(OPTIMIZERS["sgd"])
     before = clone_workload(job)
     for w in (job, before):
-        w.model.get_parameter("0.weight").register_hook(lambda g: g * 0.5)
+        weight: Any = w.model.get_parameter("0.weight")
+        weight.register_hook(lambda g: g * 0.5)
     captured = capture(job)
     for _ in range(2):
         assert same_bits(run_graph_step(captured, job.batch), run_eager_step(before))
