@@ -12,7 +12,7 @@ from typing import Any
 
 import jsonschema
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from schedopt.check import check
@@ -58,6 +58,7 @@ def files(draw: st.DrawFn) -> PlanFile:
     return PlanFile(plan=plan, graph=graph, machine=machine, constraints=constraints)
 
 
+@settings(deadline=None)
 @given(files())
 def test_every_file_comes_back_as_it_was(file: PlanFile) -> None:
     assert parse_plan(dump_plan(file), "here") == file
