@@ -10,13 +10,13 @@ from dataclasses import dataclass, replace
 from schedopt.errors import InfeasibleError
 from schedopt.pass_manager import Program
 from schedopt.passes.decide_order import problem_of, tier_of
-from schedopt.plan import Decision, Fate, Plan, Schedule
+from schedopt.passes.explain import explain
+from schedopt.plan import Decision, Plan, Schedule
 from schedopt.solvers import auto, window
 from schedopt.solvers.bound import floor, lower_bound
-from schedopt.solvers.expand import Choices
 from schedopt.solvers.greedy import GreedyOptions, greedy
+from schedopt.solvers.expand import expand, profile
 from schedopt.solvers.problem import Problem, captured_order, eager_peak, early_order
-from schedopt.solvers.realise import realise
 
 _KINDS = {"auto": (True, True), "swap": (True, False), "recompute": (False, True), "window": (True, False)}
 _known: OrderedDict[object, list[auto.Found]] = OrderedDict()  # plans of this process, offered again to larger budgets
@@ -50,21 +50,21 @@ class DecideMemory:
         known = [f for f in _known.get(key, []) if f.problem.budget_bytes <= problems[0].budget_bytes]
         answer = auto.solve(problems, options, known, self.progress)
         if answer.best is None:
-            raise infeasible(problems, tier, device)
+            raise infeasible(problems[0], _greedy_fits)
         best = answer.best
         _known.setdefault(key, []).append(best)
         _known.move_to_end(key)
         while len(_known) > _KNOWN_PROBLEMS:
             _known.popitem(last=False)
         schedule = replace(best.realised.schedule, budget_bytes=problems[0].budget_bytes)
-        return _plan(program, schedule, best.solver, answer.bound_ns, explain(best.problem, best.choices))
+        return _plan(program, schedule, best.solver, answer.bound_ns, explain(best.problem, schedule))
 
     def _window(self, program: Program, problems: list[Problem]) -> Plan:
         device, tier = program.machine.devices[0].name, tier_of(program)
         answer = window.solve(problems[0], tier, device)
         if answer.schedule is None:
             stuck = program.graph.ops[problems[0].order[answer.stuck]]
-            error = infeasible(problems, tier, device)
+            error = infeasible(problems[0], _window_fits)
             raise InfeasibleError(
                 f"the window method does not fit op {stuck.name} into {problems[0].budget_bytes} bytes; {error}",
                 budget_bytes=error.budget_bytes,
@@ -72,7 +72,7 @@ class DecideMemory:
                 floor_bytes=error.floor_bytes,
                 op_name=error.op_name,
             )
-        return _plan(program, answer.schedule, "window", lower_bound(problems[0]).step_ns, ())
+        return _plan(program, answer.schedule, "window", lower_bound(problems[0]).step_ns, explain(problems[0], answer.schedule))
 
 
 def _plan(program: Program, schedule: Schedule, solver: str, bound_ns: int | None, decisions: tuple[Decision, ...]) -> Plan:
@@ -93,39 +93,14 @@ def _plan(program: Program, schedule: Schedule, solver: str, bound_ns: int | Non
     )
 
 
-def explain(problem: Problem, choices: Choices) -> tuple[Decision, ...]:
-    """Every filled gap as a decision with its reason: the bytes it frees, how long, and what both ways back would cost."""
-    graph = problem.graph
-    decisions = []
-    for (s, number), how in sorted(choices.items()):
-        uses, size = problem.uses[s], problem.sizes[s]
-        before = problem.order[uses[number]] if number >= 0 else -1
-        after = problem.order[uses[number + 1]] if number + 1 < len(uses) else -1
-        fate = Fate.REST if number < 0 else Fate.SWAP if how == "swap" else Fate.RECOMPUTE
-        copy_us = (problem.link.out_ns(size) + problem.link.in_ns(size)) / 1000
-        version = problem.needed[after].get(s, 0) if after >= 0 else 0
-        again = problem.recompute_ns(s, version)
-        other = "can not be recomputed" if again is None else f"recompute would take {again / 1000:.0f} us of compute"
-        if fate is Fate.RECOMPUTE:
-            text = f"frees {size} bytes; running it again takes {(again or 0) / 1000:.0f} us, copying {copy_us:.0f} us of both links"
-        elif fate is Fate.REST:
-            text = f"rests on the lower tier between steps, frees {size} bytes outside its uses; copies take {copy_us:.0f} us of the links"
-        else:
-            idle = sum(graph.ops[op].time_ns for op in problem.order[uses[number] + 1 : uses[number + 1]]) / 1000
-            text = f"frees {size} bytes for {idle:.0f} us of compute; copies take {copy_us:.0f} us of the links; {other}"
-        decisions.append(Decision(s, fate, before, after, text))
-    return tuple(decisions)
-
-
-def infeasible(problems: list[Problem], tier: str, device: str) -> InfeasibleError:
-    """Why nothing fits: the floor and its op, and the least budget that greedy can serve, by bisection."""
-    problem = problems[0]
+def infeasible(problem: Problem, fits: Callable[[Problem], bool]) -> InfeasibleError:
+    """Why nothing fits: the floor and its op, and by bisection the least budget that does (within 1 %)."""
     floor_bytes, op_name = floor(problem)
-    low, high = max(floor_bytes, problem.budget_bytes), eager_peak(problem.graph)
+    low, high = max(floor_bytes - 1, problem.budget_bytes), max(profile(problem, expand(problem, {})), default=0)
     give_up = time.perf_counter() + _BISECTION_S
     while high - low > max(1, high // 100) and time.perf_counter() < give_up:
         middle = (low + high) // 2
-        if _fits(replace(problem, budget_bytes=middle), tier, device):
+        if fits(replace(problem, budget_bytes=middle)):
             high = middle
         else:
             low = middle
@@ -136,6 +111,14 @@ def infeasible(problems: list[Problem], tier: str, device: str) -> InfeasibleErr
     return InfeasibleError(text, budget_bytes=problem.budget_bytes, least_bytes=high, floor_bytes=floor_bytes, op_name=op_name)
 
 
-def _fits(problem: Problem, tier: str, device: str) -> bool:
-    answer = greedy(problem, GreedyOptions(problem.budget_bytes))
-    return answer.fits and realise(problem, answer.expansion, tier, device, rounds=1) is not None
+def _greedy_fits(problem: Problem) -> bool:
+    """Whether greedy or, where swaps are allowed, the window method gets under the problem's budget."""
+    for linger in (6, 0):
+        answer = greedy(replace(problem, linger=linger), GreedyOptions(problem.budget_bytes))
+        if answer.fits:
+            return True
+    return problem.may_swap and _window_fits(problem)
+
+
+def _window_fits(problem: Problem) -> bool:
+    return window.solve(problem, "", "").schedule is not None
