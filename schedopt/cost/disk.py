@@ -22,15 +22,18 @@ import torch
 CHUNK = 4 << 20
 PAGE = 4096
 _SHARED_PENALTY = 1.5  # both directions at once take at most so much longer than the slower one alone, or else they share the way
-_LATENCY_RUNS = 8
+_LATENCY_RUNS = 4
+_SECONDS_EACH_WAY = 0.5
+_UNDISTURBED_S = 0.02
+_WIDTH, _LENGTH = 256, 1 << 19  # one matrix product and one pass over 2 MiB: compute-bound and memory-bound work take turns
 
 Move = Callable[[int], None]
 
 
 @dataclass(frozen=True, slots=True)
 class Speed:
-    """Reachable rates of a tier: bytes per second each way alone, whether both ways run at once at that rate, and the compute time that a
-    copied byte costs."""
+    """Reachable rates of a tier: bytes per second each way alone, whether both ways run at once at that rate, and the compute time that
+    every copied byte costs."""
 
     out_bytes_per_s: float
     in_bytes_per_s: float
@@ -46,25 +49,25 @@ def file_speed(size_bytes: int, repeats: int, directory: str | None = None) -> S
     """
     half = -(-size_bytes // CHUNK) * CHUNK
     with _scratch(directory or tempfile.gettempdir(), 2 * half) as (descriptor, direct):
-        buffers = [mmap.mmap(-1, CHUNK) for _ in range(2)]
-        for buffer in buffers:
-            buffer.write(os.urandom(PAGE) * (CHUNK // PAGE))
+        source = mmap.mmap(-1, CHUNK)
+        source.write(os.urandom(PAGE) * (CHUNK // PAGE))
 
         def write(size: int) -> None:
             for at in range(0, size, CHUNK):
-                _checked(os.pwrite(descriptor, memoryview(buffers[0])[: min(CHUNK, size - at)], at))
+                _checked(os.pwrite(descriptor, memoryview(source)[: min(CHUNK, size - at)], at))
             if not direct:
                 os.fdatasync(descriptor)
                 os.posix_fadvise(descriptor, 0, size, os.POSIX_FADV_DONTNEED)
 
         def read(size: int) -> None:
+            target = _fresh_pages(size)  # as a storage gets it that comes back: pages may have to be found first, which costs as much again
             for at in range(0, size, CHUNK):
-                _checked(os.preadv(descriptor, [memoryview(buffers[1])[: min(CHUNK, size - at)]], half + at))
+                _checked(os.preadv(descriptor, [target[at : at + CHUNK]], half + at))
             if not direct:
                 os.posix_fadvise(descriptor, half, size, os.POSIX_FADV_DONTNEED)
 
         for at in range(half, 2 * half, CHUNK):  # what is read must have been written: holes cost nothing
-            _checked(os.pwrite(descriptor, buffers[0], at))
+            _checked(os.pwrite(descriptor, source, at))
         os.fdatasync(descriptor)
         return _speed(write, read, half, repeats)
 
@@ -83,64 +86,19 @@ def ram_speed(size_bytes: int, repeats: int) -> Speed:
 
 
 def _speed(write: Move, read: Move, size_bytes: int, repeats: int) -> Speed:
-    first = _beside_compute([lambda: write(CHUNK)])
-    size = max(CHUNK, min(size_bytes, int(CHUNK / first * _seconds_each(repeats)) // PAGE * PAGE))
-    alone_out = statistics.median(_beside_compute([lambda: write(size)]) for _ in range(repeats))
-    alone_in = statistics.median(_beside_compute([lambda: read(size)]) for _ in range(repeats))
-    both = statistics.median(_beside_compute([lambda: write(size), lambda: read(size)]) for _ in range(repeats))
-    latency = sorted(_beside_compute([lambda: read(PAGE)]) for _ in range(_LATENCY_RUNS))[_LATENCY_RUNS // 4]
-    duplex = both < _SHARED_PENALTY * max(alone_out, alone_in)
-    tax = statistics.median(_lost_compute_s([lambda: write(size), lambda: read(size)]) for _ in range(repeats)) / (2 * size)
-    return Speed(size / alone_out, size / alone_in, round(latency * 1e9), duplex, tax * 1e9)
+    first, _ = _beside_compute([lambda: write(CHUNK)])
+    size = max(CHUNK, min(size_bytes, int(CHUNK / first * _SECONDS_EACH_WAY / repeats) // PAGE * PAGE))
+    outs = [_beside_compute([lambda: write(size)]) for _ in range(repeats)]
+    ins = [_beside_compute([lambda: read(size)]) for _ in range(repeats)]
+    both = statistics.median(_beside_compute([lambda: write(size), lambda: read(size)])[0] for _ in range(repeats))
+    latency = sorted(_beside_compute([lambda: read(PAGE)])[0] for _ in range(_LATENCY_RUNS))[_LATENCY_RUNS // 4]
+    out_s, in_s = (statistics.median(seconds for seconds, _ in runs) for runs in (outs, ins))
+    tax = statistics.median(lost for _, lost in (*outs, *ins)) / size
+    return Speed(size / out_s, size / in_s, round(latency * 1e9), both < _SHARED_PENALTY * max(out_s, in_s), round(1e9 * tax, 4))
 
 
-def _lost_compute_s(moves: list[Callable[[], None]]) -> float:
-    """Compute time that is lost while all moves are done: the same work is timed alone just before and just after."""
-    work = _Work()
-    before = work.rate()
-    counted, elapsed = work.count_beside(moves)
-    rate = (before + work.rate()) / 2
-    return max(0.0, elapsed - counted / rate)
-
-
-class _Work:
-    """What a training step does in small: a matrix product and a pass over memory."""
-
-    def __init__(self) -> None:
-        self.matrix = torch.ones(256, 256)
-        self.vector = torch.ones(1 << 20)
-
-    def once(self) -> None:
-        """One piece of work."""
-        torch.mm(self.matrix, self.matrix)
-        torch.relu(self.vector)
-
-    def rate(self) -> float:
-        """Pieces per second with nothing beside."""
-        started, count = time.perf_counter(), 0
-        while time.perf_counter() - started < 0.05:
-            self.once()
-            count += 1
-        return count / (time.perf_counter() - started)
-
-    def count_beside(self, moves: list[Callable[[], None]]) -> tuple[int, float]:
-        """Pieces done and seconds gone until all moves are over."""
-        threads = [threading.Thread(target=move) for move in moves]
-        started, count = time.perf_counter(), 0
-        for thread in threads:
-            thread.start()
-        while any(thread.is_alive() for thread in threads):
-            self.once()
-            count += 1
-        return count, time.perf_counter() - started
-
-
-def _seconds_each(repeats: int) -> float:
-    return 0.4 / repeats
-
-
-def _beside_compute(moves: list[Callable[[], None]]) -> float:
-    """Seconds until all moves, each in a thread of its own, are done, while this thread multiplies matrices; OSError of a move."""
+def _beside_compute(moves: list[Callable[[], None]]) -> tuple[float, float]:
+    """Seconds until all moves, each in a thread of its own, are done while this thread computes, and how many of them compute lost."""
     finished: list[float] = []
     failed: list[OSError] = []
 
@@ -153,16 +111,33 @@ def _beside_compute(moves: list[Callable[[], None]]) -> float:
         finished.append(time.perf_counter() - started)
 
     threads = [threading.Thread(target=run, args=(move,)) for move in moves]
-    matrix = torch.ones(192, 192)
+    matrix, vector = torch.ones(_WIDTH, _WIDTH), torch.ones(_LENGTH)
+
+    def compute(go_on: Callable[[float], bool]) -> tuple[int, float]:
+        count, started = 0, time.perf_counter()
+        while go_on(time.perf_counter() - started):
+            torch.mm(matrix, matrix)
+            vector.mul_(1.0)
+            count += 1
+        return count, time.perf_counter() - started
+
+    before, before_s = compute(lambda passed: passed < _UNDISTURBED_S)
     for thread in threads:
         thread.start()
-    while any(thread.is_alive() for thread in threads):
-        torch.mm(matrix, matrix)
+    count, passed = compute(lambda passed: any(thread.is_alive() for thread in threads))
     for thread in threads:
         thread.join()
     if failed:
         raise failed[0]
-    return max(finished)
+    after, after_s = compute(lambda passed: passed < _UNDISTURBED_S)
+    return max(finished), max(0.0, passed - count * (before_s + after_s) / (before + after))
+
+
+def _fresh_pages(size_bytes: int) -> memoryview:
+    """New memory from torch's allocator that starts on a page."""
+    raw = torch.empty(size_bytes + PAGE, dtype=torch.uint8).numpy()
+    head = -raw.ctypes.data % PAGE
+    return raw[head : head + size_bytes].data
 
 
 @contextlib.contextmanager

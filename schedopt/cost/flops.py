@@ -60,7 +60,7 @@ def _dot(left: Any, right: Any) -> int:
 
 def _recurrent_layer(sequence: Any, weight_input: Any, weight_hidden: Any, *_: Any) -> int:
     """Gates of an LSTM layer: both weights once per position and sample."""
-    positions = math.prod(sequence.shape[:-1])
+    positions: int = math.prod(sequence.shape[:-1])
     return 2 * positions * int(weight_input.numel() + weight_hidden.numel())
 
 

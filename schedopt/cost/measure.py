@@ -32,9 +32,8 @@ from schedopt.machine import Machine
 logger = logging.getLogger(__name__)
 
 _ROUNDS = 2
-_ROUND_NS = 15_000_000
-_MOST_RUNS = 12
-_EVICT_BYTES = 64 << 20
+_ROUND_NS = 12_000_000
+_EVICT_BYTES = 32 << 20
 _LARGEST_HEAP_BLOCK = 31 << 20
 
 Progress = Callable[[int, int], None]
@@ -129,9 +128,10 @@ def _sample(
 
 
 def run_times_ns(call: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], evictor: torch.Tensor) -> list[int]:
-    """Times of two or more runs with cold caches, dropping of the result included, until they sum up to about 15 ms."""
+    """Times of two or more runs with cold caches, dropping of the result included, for about 12 ms with all that belongs to it."""
     times: list[int] = []
-    while len(times) < 2 or (sum(times) < _ROUND_NS and len(times) < _MOST_RUNS):
+    begun = time.perf_counter_ns()
+    while len(times) < 2 or time.perf_counter_ns() - begun < _ROUND_NS:
         evictor.add_(1)
         started = time.perf_counter_ns()
         call(*args, **kwargs)
