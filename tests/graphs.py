@@ -40,7 +40,9 @@ class GraphBuilder:
         number = len(self.ops)
         reads = tuple(s for s in dict.fromkeys(reads) if s not in writes and s not in creates)
         reason = "update" if recompute is Recompute.BARRED else ""
-        one = Op(number, f"op{number}", f"toy.{recompute.value}", phase, "", reads, writes, creates, recompute, reason, time_ns, workspace_bytes)
+        one = Op(
+            number, f"op{number}", f"toy.{recompute.value}", phase, "", reads, writes, creates, recompute, reason, time_ns, workspace_bytes
+        )
         self.ops.append(one)
         return number
 

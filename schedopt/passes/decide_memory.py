@@ -14,8 +14,8 @@ from schedopt.passes.explain import explain
 from schedopt.plan import Decision, Plan, Schedule
 from schedopt.solvers import auto, window
 from schedopt.solvers.bound import floor, lower_bound
-from schedopt.solvers.greedy import GreedyOptions, greedy
 from schedopt.solvers.expand import expand, profile
+from schedopt.solvers.greedy import GreedyOptions, greedy
 from schedopt.solvers.problem import Problem, captured_order, eager_peak, early_order
 
 _KINDS = {"auto": (True, True), "swap": (True, False), "recompute": (False, True), "window": (True, False)}

@@ -35,6 +35,14 @@ from schedopt.solvers.problem import Problem, eager_peak
 from schedopt.solvers.realise import Realised, clock, realise
 
 _RUNG = 0.9
+_VARIANTS = (  # weight of a copy, positions that inputs of recomputes linger, whether swaps are allowed
+    (0.03, 6, True),
+    (0.3, 6, True),
+    (0.1, 40, True),
+    (0.1, 0, True),
+    (0.1, 4, False),
+)
+_LINGERS = (0, 1, 2, 4, 12, 40)
 _COPY_PRICE = 0.02
 _GOOD = 1.002
 
@@ -89,7 +97,7 @@ def solve(
     """
     started = time.perf_counter()
     tell = progress or (lambda _share, _what: None)
-    search = _Search(problems, options, started, tell)
+    search = Search(problems, options, started, tell)
     search.ladder()
     search.at_budget()
     for found in sorted(known or (), key=lambda f: (f.step_ns, f.score)):
@@ -103,7 +111,7 @@ def solve(
     return AutoAnswer(search.best, bound, time.perf_counter() - started)
 
 
-class _Search:
+class Search:
     """`best` is the answer so far, `base` the best one that is made from choices; `limit_ns`: slower plans are not taken."""
 
     def __init__(self, problems: list[Problem], options: AutoOptions, started: float, tell: Callable[[float, str], None]) -> None:
@@ -154,19 +162,20 @@ class _Search:
             self.limit_ns = None if self.best is None else self.best.step_ns
 
     def _rung(self, problem: Problem) -> Iterator[Found]:
-        for weight in (0.03, 0.3):
-            answer = greedy(problem, GreedyOptions(round(problem.budget_bytes * 0.98), swap_weight=weight))
-            found = self.judge(problem, answer.choices, answer.expansion, "greedy") if answer.fits else None
+        for weight, variant in _variants(problem):
+            answer = greedy(variant, GreedyOptions(round(variant.budget_bytes * 0.98), swap_weight=weight))
+            found = self.judge(variant, answer.choices, answer.expansion, "greedy") if answer.fits else None
             if found is not None:
                 yield found
 
     def at_budget(self) -> None:
         """Greedy at the budget itself, and a little below it."""
         for problem in self.problems:
-            for share in (1.0, 0.97, 0.93) if self.left() > 0 or self.best is None else ():
-                answer = greedy(problem, GreedyOptions(round(problem.budget_bytes * share)))
-                if answer.fits:
-                    self.offer(self.judge(problem, answer.choices, answer.expansion, "greedy"))
+            for share in (1.0, 0.97):
+                for weight, variant in _variants(problem) if self.left() > 0 or self.best is None else ():
+                    answer = greedy(variant, GreedyOptions(round(problem.budget_bytes * share), swap_weight=weight))
+                    if answer.fits:
+                        self.offer(self.judge(variant, answer.choices, answer.expansion, "greedy"))
 
     def try_window(self) -> None:
         """The window method's plan, if it is faster than all else."""
@@ -197,7 +206,9 @@ class _Search:
         """Windows of the best plan again and again."""
         while self.left() > 0 and (base := self.base) is not None and base.step_ns > bound * _GOOD and base.expansion is not None:
             self.tell(1 - self.left() / self.o.time_limit_s, "neighbourhoods")
-            problem = self._own(base.problem)
+            linger = self.random.choice((base.problem.linger, base.problem.linger, *_LINGERS))
+            swap = self.problems[0].may_swap and (base.problem.may_swap or self.random.random() < 0.5)
+            problem = replace(self._own(base.problem), linger=linger, may_swap=swap)
             kept = self._without_window(base, base.expansion)
             target = round(problem.budget_bytes * self.random.choice((1.0, 0.98, 0.95, 0.9)))
             options = GreedyOptions(target, self.random.choice((0.02, 0.1, 0.3, 1.0)), 0.6, self.random.randrange(2**31))
@@ -207,7 +218,7 @@ class _Search:
 
     def _own(self, problem: Problem) -> Problem:
         """The problem with the real budget (a rung's plan has a smaller one)."""
-        return next(p for p in self.problems if p.order == problem.order)
+        return replace(problem, budget_bytes=self.problems[0].budget_bytes)
 
     def _without_window(self, base: Found, expansion: Expansion) -> Choices:
         """Choices with those around a window taken back, but for a few of them."""
@@ -230,6 +241,17 @@ class _Search:
         except ImpossibleChoice:
             return dict(base.choices)
         return kept
+
+
+def _variants(problem: Problem) -> Iterator[tuple[float, Problem]]:
+    """Weights of a copy with variants of the problem for greedy; only those that differ for this problem."""
+    seen = set()
+    for weight, linger, swap in _VARIANTS:
+        swap &= problem.may_swap
+        key = (weight if swap else 0.0, linger if problem.may_recompute else 0, swap)
+        if key not in seen and (swap or problem.may_recompute):
+            seen.add(key)
+            yield weight, replace(problem, linger=linger, may_swap=swap)
 
 
 def _found(problem: Problem, choices: Choices, expansion: Expansion | None, realised: Realised, solver: str) -> Found:

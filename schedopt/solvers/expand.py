@@ -15,7 +15,6 @@ from schedopt.solvers.problem import Problem
 
 Gap = tuple[int, int]  # (storage, number of the use before the gap; -1: over the step's boundary)
 Choices = dict[Gap, str]  # "swap" or "recompute"; a gap that is not there is kept
-_NEAR = 6  # a storage fetched for a recompute stays if it is used again within so many positions
 _DEPTH = 16  # recipes within recipes: longer chains cost more than they bring
 
 
@@ -208,7 +207,7 @@ class _Expander:
                 continue
             number = self.use_number[s]
             later = self.p.uses[s][number + 1 :]
-            if later and later[0] - position <= _NEAR:
+            if later and later[0] - position <= self.p.linger:
                 continue
             if not later and self.p.graph.storages[s].persistent:
                 final = len(self.p.writers[s])

@@ -17,7 +17,8 @@ SMALL_BYTES = 64 * 1024  # below this a storage never moves: copying it costs mo
 
 @dataclass(frozen=True)
 class Problem:
-    """One device, one budget, one order of ops."""
+    """One device, one budget, one order of ops. `linger`: what was brought back only as the input of a recompute stays on the device if it
+    is used again within so many positions."""
 
     graph: Graph
     order: tuple[int, ...]
@@ -26,6 +27,7 @@ class Problem:
     undo: bool
     may_swap: bool = True
     may_recompute: bool = True
+    linger: int = 6
 
     @cached_property
     def sizes(self) -> tuple[int, ...]:
