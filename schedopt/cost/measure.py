@@ -6,6 +6,8 @@ An op timed in a tight loop is not the op of a training step: its inputs sit in 
     warm loop 0.9 to 1.2 (BatchNorm backward 0.4, SGD 0.5), heap trimmed before each run 2.2 (page faults that the step does not see),
     caches evicted before each run 0.94 to 1.04.
 
+Against whole steps of the captured graph (CPU time, one thread, a busy machine): ResNet-50 0.97, VGG-16 0.93, GPT-2 0.97.
+
 So caches are evicted. Dropping the result is part of the time: large blocks go back to the kernel, and the step pays for that too. Other
 programs on the machine only ever add time, in bursts: samples come from two rounds over all ops and the lower quartile counts.
 """
@@ -33,6 +35,7 @@ logger = logging.getLogger(__name__)
 
 _ROUNDS = 2
 _ROUND_NS = 12_000_000
+_LONG_NS = 200_000_000
 _EVICT_BYTES = 32 << 20
 _LARGEST_HEAP_BLOCK = 31 << 20
 
@@ -128,10 +131,10 @@ def _sample(
 
 
 def run_times_ns(call: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], evictor: torch.Tensor) -> list[int]:
-    """Times of two or more runs with cold caches, dropping of the result included, for about 12 ms with all that belongs to it."""
+    """Times of runs with cold caches, dropping of the result included: as many as go into 12 ms, at least two, of a long op one."""
     times: list[int] = []
     begun = time.perf_counter_ns()
-    while len(times) < 2 or time.perf_counter_ns() - begun < _ROUND_NS:
+    while len(times) < (1 if times and times[0] > _LONG_NS else 2) or time.perf_counter_ns() - begun < _ROUND_NS:
         evictor.add_(1)
         started = time.perf_counter_ns()
         call(*args, **kwargs)
