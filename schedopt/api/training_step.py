@@ -195,4 +195,6 @@ def _leaf_key(leaf: Any) -> Any:
 
 
 def _model_key(model: torch.nn.Module) -> Any:
-    return tuple(m.training for m in model.modules()), tuple(p.requires_grad for p in model.parameters())
+    """What a graph freezes besides shapes: train/eval flags, frozen parameters, and plain numbers and words held by modules."""
+    plain = tuple(v for m in model.modules() for v in vars(m).values() if type(v) in (bool, int, float, str))
+    return plain, tuple(p.requires_grad for p in model.parameters())

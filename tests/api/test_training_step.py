@@ -266,3 +266,17 @@ def test_self_check_runs_and_a_difference_is_refused(monkeypatch: pytest.MonkeyP
         compiled(job(), self_check=True)
     with compiled(job(), self_check=True, constraints=replace(TIGHT, allow_inexact=True)) as step:
         assert not step.plan.plan.exact
+
+
+def test_a_number_changed_on_a_module_is_not_frozen_into_the_old_plan() -> None:
+    ours = job()
+    theirs = clone_workload(ours)
+    with compiled(ours) as step:
+        for rate in (0.2, 0.7):
+            for one in (ours, theirs):
+                assert isinstance(one.model, nn.Sequential)
+                one.model[-2].p = rate  # type: ignore[assignment]  # nn.Dropout holds its rate as a plain number
+            torch.manual_seed(3)
+            mine = step(*ours.batch)
+            torch.manual_seed(3)
+            assert same_bits(mine, run_eager_step(theirs))
