@@ -218,7 +218,7 @@ class _Rebuild:
 
     def _again(self, x: int, root: int) -> None:
         op = self.graph.ops[x]
-        if op.recompute is Recompute.BARRED or (op.recompute is Recompute.RANDOM and op.writes):
+        if op.recompute is Recompute.BARRED:
             self._fail(root)
         writes = () if op.recompute is Recompute.STATISTICS else op.writes
         for s in (*op.reads, *writes):

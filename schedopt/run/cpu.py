@@ -29,24 +29,21 @@ class CpuRuntime:
         self.verify = inspector.verify
         self.stall_ns = self.bytes_out = self.bytes_in = 0
         self._copies: dict[int, Copy] = {}
-        self._issued: list[Copy] = []
         self._base_copies: set[int] = set()  # storages whose copy out under way is of their value at the step's start
         self._rng: dict[int, torch.Tensor] = {}
         self._rng_now: torch.Tensor | None = None
 
     def writing(self, op: int) -> None:
         """From the first lasting change on, Ctrl-C waits for the end of the step."""
-        if self._undo.write(op):
+        written = self._undo.lasting(op)
+        if not self._undo.at_hand(written):
             self._interrupt.hold()
+        self._undo.changed.update(written)
 
     # --- copies ------------------------------------------------------------------------------------------------------------------
 
     def _offset(self, storage: int, copy: int) -> int:
         return (self._slots.base if copy == BASE else self._slots.changed)[storage]
-
-    def _issue(self, storage: int, copy: Copy) -> None:
-        self._issued.append(copy)
-        self._copies[storage] = copy
 
     def _wait(self, storage: int) -> None:
         copy = self._copies[storage]
@@ -64,7 +61,7 @@ class CpuRuntime:
                 self._copies[storage] = Copy.finished()
                 return
             self._base_copies.add(storage)
-        self._issue(storage, self._tier.write(self._offset(storage, copy), storage_bytes(tensor)))
+        self._copies[storage] = self._tier.write(self._offset(storage, copy), storage_bytes(tensor))
         self.bytes_out += self._sizes[storage]
 
     def wait_save(self, storage: int) -> None:
@@ -90,18 +87,13 @@ class CpuRuntime:
         """Take bytes, queue a copy from the lower tier."""
         self._ledger.take_storage(storage)
         tensor.untyped_storage().resize_(self._sizes[storage])
-        self._issue(storage, self._tier.read(self._offset(storage, copy), storage_bytes(tensor)))
+        self._copies[storage] = self._tier.read(self._offset(storage, copy), storage_bytes(tensor))
         self.bytes_in += self._sizes[storage]
 
     def wait_in(self, storage: int) -> None:
         """Wait for a copy from the lower tier."""
         self._wait(storage)
         self._undo.stale.discard(storage)
-
-    def calm(self) -> None:
-        """Wait until no copy is under way, whatever became of it."""
-        for copy in self._issued:
-            copy.done.wait()
 
     # --- generator ---------------------------------------------------------------------------------------------------------------
 

@@ -44,6 +44,7 @@ class HeldInterrupt:
 
     def uninstall(self) -> None:
         """Give the program's handler back and hand it a Ctrl-C that came meanwhile (which usually raises KeyboardInterrupt)."""
+        self.held = True
         if self._before is None:
             return
         before, self._before = self._before, None

@@ -103,22 +103,29 @@ class Resting:
         if not self._fits(s, tensors) or self._is_mapped(s, tensors[0]):
             tensors = self._take_home(s, tensors)
         self._tier.write(self._slots.base[s], storage_bytes(tensors[0])).wait()
-        self._map(s)
+        self._adopt(s, self._map(s, self._slots.base[s]))
 
     def _is_mapped(self, s: int, live: torch.Tensor) -> bool:
         return s in self._mapped and live.untyped_storage().data_ptr() == self._mapped[s].data_ptr()
 
-    def _map(self, s: int) -> None:
-        self._mapped[s] = self._tier.mapped(self._slots.base[s], self._sizes[s])
-        for external in self._groups[s]:
-            self._captured.adopt(external.slot, self._place(self._mapped[s], external))
-        self._tier.settle(self._slots.base[s], self._sizes[s])
+    def _map(self, s: int, offset: int) -> list[torch.Tensor]:
+        storage = self._tier.mapped(offset, self._sizes[s])
+        return [self._place(storage, external) for external in self._groups[s]]
 
-    def commit(self, changed: set[int]) -> None:
-        """The step has succeeded: what it wrote becomes what the user sees."""
-        for s in self.away & changed:
+    def _adopt(self, s: int, tensors: list[torch.Tensor]) -> None:
+        self._mapped[s] = tensors[0].untyped_storage()
+        for external, tensor in zip(self._groups[s], tensors, strict=True):
+            self._captured.adopt(external.slot, tensor)
+
+    def prepare(self, changed: set[int]) -> dict[int, list[torch.Tensor]]:
+        """The step has come to its end: tensors mapped onto what it wrote, for `commit`."""
+        return {s: self._map(s, self._slots.changed[s]) for s in self.away & changed}
+
+    def commit(self, prepared: dict[int, list[torch.Tensor]]) -> None:
+        """What the step wrote becomes what the user sees. Only assignments: nothing here can fail."""
+        for s, tensors in prepared.items():
             self._slots.base[s], self._slots.changed[s] = self._slots.changed[s], self._slots.base[s]
-            self._map(s)
+            self._adopt(s, tensors)
 
     def empty(self) -> None:
         """Free what a failed step has left on the device."""

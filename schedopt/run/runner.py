@@ -69,6 +69,16 @@ class Runner:
             self._tier.close()
             raise
 
+    @property
+    def broken(self) -> str | None:
+        """The error that left the state half-way; None if it is whole."""
+        return self._broken
+
+    @property
+    def budget_bytes(self) -> int:
+        """Bytes that a step may use on the device."""
+        return self._schedule.budget_bytes
+
     def __enter__(self) -> Runner:
         return self
 
@@ -109,21 +119,22 @@ class Runner:
             self._captured.begin_step()
             outputs = lowered.function(runtime, inputs)
             interrupt.hold()
+            prepared = self._resting.prepare(undo.changed)
         except BaseException as error:
             interrupt.hold()
             inputs.clear()
             traceback.clear_frames(error.__traceback__)
-            self._put_back(runtime, undo, error)
+            self._put_back(undo, error)
             raise
-        self._resting.commit(undo.changed)
+        self._resting.commit(prepared)
         self._captured.commit_step()
         self._checked_left = max(0, self._checked_left - 1)
         return outputs, runtime
 
-    def _put_back(self, runtime: CpuRuntime, undo: Undo, error: BaseException) -> None:
+    def _put_back(self, undo: Undo, error: BaseException) -> None:
         """Back to the state before the step, or say that it can not be."""
         self._broken = f"{type(error).__name__}: {error}"  # until the opposite is certain
-        runtime.calm()
+        self._tier.drain()
         self._resting.empty()
         lost = undo.roll_back()
         self._captured.abandon_step()

@@ -116,6 +116,11 @@ class Tier:
         worker.jobs.put(copy)
         return copy
 
+    def drain(self) -> None:
+        """Wait until no copy is queued or under way, whatever became of them."""
+        for worker in self._workers:
+            self._queue(worker, lambda: None, 0).done.wait()
+
     def close(self) -> None:
         """Finish what is queued and end the threads."""
         self._finalizer()

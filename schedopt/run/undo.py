@@ -28,11 +28,13 @@ class Undo:
         self.stale: set[int] = set()  # their bytes on the device are not there, or not to be trusted
         self.changed: set[int] = set()  # written in this step
 
-    def write(self, op: int) -> bool:
-        """Note that op is about to write; True if it writes more than what has a copy on the device."""
-        writes = [s for s in self._graph.ops[op].writes if self._graph.storages[s].persistent]
-        self.changed.update(writes)
-        return not self._snapshots.keys() >= set(writes)
+    def lasting(self, op: int) -> list[int]:
+        """What op writes of that which outlives the step."""
+        return [s for s in self._graph.ops[op].writes if self._graph.storages[s].persistent]
+
+    def at_hand(self, storages: list[int]) -> bool:
+        """Whether all of them have copies on the device, so that putting them back can not fail."""
+        return self._snapshots.keys() >= set(storages)
 
     def roll_back(self) -> list[str]:
         """Put everything back; names of the storages for which there is no copy. No copy may be under way."""
