@@ -23,6 +23,7 @@ from schedopt.errors import TierError
 
 PAGE = 4096
 CHUNK = 4 << 20
+STRAIGHT = 1 << 30  # one call for a whole storage: between calls the thread would wait for the interpreter
 Bytes = np.ndarray[Any, np.dtype[np.uint8]]
 
 
@@ -195,8 +196,8 @@ class FileTier(Tier):
         if head:
             self._bounced("out", start - (PAGE - head), data[:head], lead=PAGE - head)
         middle = (data.nbytes - head) // PAGE * PAGE if self._straight(data) else 0
-        for at in range(head, head + middle, CHUNK):
-            _whole(lambda view, to: os.pwrite(self._fd, view, to), data[at : min(at + CHUNK, head + middle)], start + at)
+        for at in range(head, head + middle, STRAIGHT):
+            _whole(lambda view, to: os.pwrite(self._fd, view, to), data[at : min(at + STRAIGHT, head + middle)], start + at)
         for at in range(head + middle, data.nbytes, CHUNK):
             self._bounced("out", start + at, data[at : at + CHUNK])
         self._forget(offset, data.nbytes)
@@ -207,8 +208,8 @@ class FileTier(Tier):
         if head:
             self._bounced("in", start - (PAGE - head), data[:head], lead=PAGE - head)
         middle = (data.nbytes - head) // PAGE * PAGE if self._straight(data) and head == _head(data) else 0
-        for at in range(head, head + middle, CHUNK):
-            _whole(lambda view, to: os.preadv(self._fd, [view], to), data[at : min(at + CHUNK, head + middle)], start + at)
+        for at in range(head, head + middle, STRAIGHT):
+            _whole(lambda view, to: os.preadv(self._fd, [view], to), data[at : min(at + STRAIGHT, head + middle)], start + at)
         for at in range(head + middle, data.nbytes, CHUNK):
             self._bounced("in", start + at, data[at : at + CHUNK])
         self._forget(offset, data.nbytes)
