@@ -22,13 +22,15 @@ class DecideOrder:
 
     def __call__(self, program: Program) -> Program:
         """Choose the order with the least peak; among equals the one whose updates come last."""
-        problem = problem_of(program, _best_order(program.graph))
-        expansion = expand(problem, {})
-        if max(profile(problem, expansion), default=0) > problem.budget_bytes:
+        tried = [replace(problem_of(program, order), copies=False) for order in _orders(program.graph)]
+        plain = [(max(profile(one, expand(one, {})), default=0), number) for number, one in enumerate(tried)]
+        peak, number = min(plain)
+        problem = tried[number]
+        if peak > problem.budget_bytes:
             return program
+        expansion = expand(problem, {})
         realised = realise(problem, expansion, tier_of(program), program.machine.devices[0].name)
         assert realised is not None
-        peak = eager_peak(program.graph)
         plan = Plan(
             graph_hash=program.graph.hash(),
             machine_name=program.machine.name,
@@ -36,7 +38,7 @@ class DecideOrder:
             solver="plain",
             schedules=(realised.schedule,),
             undo=program.constraints.undo,
-            eager_peak_bytes=peak,
+            eager_peak_bytes=eager_peak(program.graph),
             eager_ns=problem.compute_ns,
             bound_ns=problem.compute_ns,
             exact=program.graph.exact,
@@ -72,9 +74,8 @@ def problem_of(program: Program, order: tuple[int, ...], *, may_swap: bool = Tru
     return Problem(program.graph, order, budget_of(program), link, program.constraints.undo, may_swap, may_recompute)
 
 
-def _best_order(graph: Graph) -> tuple[int, ...]:
+def _orders(graph: Graph) -> list[tuple[int, ...]]:
+    """Updates at the end, as late as the least peak allows, as early as they can; undo copies decide with."""
     early = early_order(graph)
     least = max(order_profile(graph, early), default=0)
-    choices = [captured_order(graph), lazy_order(graph, least), early]
-    peaks = [max(order_profile(graph, order), default=0) for order in choices]
-    return choices[peaks.index(min(peaks))]
+    return [captured_order(graph), lazy_order(graph, least), early]

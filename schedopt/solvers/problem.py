@@ -18,7 +18,7 @@ SMALL_BYTES = 64 * 1024  # below this a storage never moves: copying it costs mo
 @dataclass(frozen=True)
 class Problem:
     """One device, one budget, one order of ops. `linger`: what was brought back only as the input of a recompute stays on the device if it
-    is used again within so many positions."""
+    is used again within so many positions. `copies`: whether anything may be copied at all (not in the plain plan)."""
 
     graph: Graph
     order: tuple[int, ...]
@@ -28,6 +28,7 @@ class Problem:
     may_swap: bool = True
     may_recompute: bool = True
     linger: int = 6
+    copies: bool = True
 
     @cached_property
     def sizes(self) -> tuple[int, ...]:
@@ -77,10 +78,15 @@ class Problem:
 
     @cached_property
     def snapshot(self) -> tuple[int, ...]:
-        """Small storages that outlive the step and are written: their undo copy stays on the device."""
+        """Small storages that outlive the step and are written: their undo copy stays on the device. Those that only the updates at the
+        very end write need none if no copy comes after (`copies`)."""
         if not self.undo:
             return ()
-        return tuple(s.id for s in self.graph.storages if s.persistent and self.writers[s.id] and not self.movable[s.id])
+        calm = len(self.order)
+        while calm and self.graph.ops[self.order[calm - 1]].phase is Phase.UPDATE:
+            calm -= 1
+        early = {s for op in self.order[: len(self.order) if self.copies else calm] for s in self.graph.ops[op].writes}
+        return tuple(s.id for s in self.graph.storages if s.persistent and s.id in early and not self.movable[s.id])
 
     def recipe(self, storage: int, version: int) -> tuple[int, ...] | None:
         """Ops that make the storage again, up to a version; None where that is not allowed."""
