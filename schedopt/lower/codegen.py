@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import keyword
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -41,28 +40,27 @@ class _Writer:
         self.graph = graph
         self.constants: dict[str, Any] = {}
         self._known: dict[tuple[str, Any], str] = {}
-        self._names: dict[fx.Node, str] = {}
 
     def lines(self) -> Iterator[str]:
         """The function, line by line."""
-        yield "def step(rt, inputs):"
-        names = [self._name(node) for node in self.graph.nodes if node.op == "placeholder"][1:]
-        yield f"    [{', '.join(names)}] = inputs"
-        yield "    inputs.clear()"
+        yield "def step(RT, INPUTS):"
+        names = [node.name for node in self.graph.nodes if node.op == "placeholder"][1:]
+        yield f"    [{', '.join(names)}] = INPUTS"
+        yield "    INPUTS.clear()"
         bound = self._bound_methods()
-        yield from (f"    {local} = rt.{method}" for method, local in bound.items())
+        yield from (f"    {local} = RT.{method}" for method, local in bound.items())
         tuples = self._last_uses()
         for node in self.graph.nodes:
             if node.op == "output":
                 yield f"    return {self._text(node.args[0])}"
             elif node.op == "call_function":
                 yield from self._call(node, bound)
-                if dead := [self._name(n) for n in tuples.get(node, ())]:
+                if dead := [n.name for n in tuples.get(node, ())]:
                     yield f"    {' = '.join(dead)} = None"
 
     def _bound_methods(self) -> dict[str, str]:
         used = {node.target.__name__ for node in self.graph.nodes if node.op == "call_function" and node.target in calls.CALLS}
-        return {method: f"_{method}" for method in sorted(used)}
+        return {method: f"RT_{method}" for method in sorted(used)}
 
     def _last_uses(self) -> dict[fx.Node, list[fx.Node]]:
         """Values that no `release` drops: dropped after their last use. (Tuples, and values without a storage.)"""
@@ -80,20 +78,20 @@ class _Writer:
 
     def _call(self, node: fx.Node, bound: dict[str, str]) -> Iterator[str]:
         if node.target is calls.release:
-            if names := [self._name(n) for n in node.args[2:]]:  # type: ignore[arg-type]  # all nodes
+            if names := [self._text(n) for n in node.args[2:]]:
                 yield f"    {' = '.join(names)} = None"
-            yield f"    _release({node.args[1]})"
+            yield f"    {bound['release']}({node.args[1]})"
             return
         if node.target in calls.CALLS:
             yield f"    {bound[node.target.__name__]}({', '.join(self._text(a) for a in node.args[1:])})"
             return
         args = [self._text(a) for a in node.args] + [f"{k}={self._text(v)}" for k, v in node.kwargs.items()]
-        left = f"{self._name(node)} = " if node.users else ""
+        left = f"{node.name} = " if node.users else ""
         yield f"    {left}{self._constant(node.target, self._target_name(node.target))}({', '.join(args)})"
 
     def _text(self, value: Any) -> str:
         if isinstance(value, fx.Node):
-            return self._name(value)
+            return value.name
         if isinstance(value, _LITERALS):
             return repr(value)
         if type(value) in (list, fx.immutable_collections.immutable_list):
@@ -113,9 +111,3 @@ class _Writer:
             self._known[key] = name
             self.constants[name] = value
         return self._known[key]
-
-    def _name(self, node: fx.Node) -> str:
-        if node not in self._names:
-            name = re.sub(r"\W+", "_", node.name)
-            self._names[node] = f"{name}_" if keyword.iskeyword(name) or (name in ("rt", "inputs") and node.name != "rt") else name
-        return self._names[node]

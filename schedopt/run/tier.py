@@ -178,7 +178,7 @@ class FileTier(Tier):
                 os.close(self._fd)
             hint = "give another directory or use tier='ram'" if error.errno == errno.ENOSPC else "check the directory"
             raise TierError(f"no room for {self._size} bytes of swapped tensors in {folder}: {error.strerror}; {hint}") from error
-        self._map = mmap.mmap(self._fd, self._size)
+        self._map: mmap.mmap | None = mmap.mmap(self._fd, self._size)
         self._heads: dict[int, int] = {}  # slot -> bytes of the storage that lie in the slot's first page
         self._bounce = {way: np.frombuffer(mmap.mmap(-1, CHUNK), dtype=np.uint8) for way in ("out", "in")}
         super().__init__(duplex=duplex, throttle_bytes_per_s=throttle_bytes_per_s)
@@ -188,7 +188,7 @@ class FileTier(Tier):
         """See Tier. Tensors that are still mapped keep their slot in the file, nothing else does."""
         super().close()
         self._close_file()
-        del self._map
+        self._map = None
 
     def _write(self, offset: int, data: Bytes) -> None:
         head = self._heads[offset] = _head(data)
@@ -240,12 +240,14 @@ class FileTier(Tier):
     def mapped(self, offset: int, size_bytes: int) -> torch.UntypedStorage:
         """See Tier."""
         start = offset + PAGE - self._heads[offset]
+        assert self._map is not None
         view: Bytes = np.frombuffer(self._map, dtype=np.uint8, count=size_bytes, offset=start)
         return _own_storage(view)
 
     def settle(self, offset: int, size_bytes: int) -> None:
         """See Tier."""
         padded = -(-size_bytes // PAGE) * PAGE + PAGE
+        assert self._map is not None
         self._map.madvise(mmap.MADV_DONTNEED, offset, padded)
         os.posix_fadvise(self._fd, offset, padded, os.POSIX_FADV_DONTNEED)
 
