@@ -46,14 +46,11 @@ def text_of(program: Program) -> list[str]:
 def _lines(graph: fx.Graph) -> Iterator[str]:
     for node in graph.nodes:
         if node.op == "call_function":
-            args = node.args[1:] if node.target in action_calls.CALLS else node.args
-            name = (
-                str(node.target).removeprefix("aten.").removesuffix(".default")
-                if node.target not in action_calls.CALLS
-                else node.target.__name__
-            )
-            left = "" if node.target in action_calls.CALLS else f"{node.name} = "
-            yield f"{left}{name}({', '.join(map(str, args))})"
+            ours = node.target in action_calls.CALLS
+            args = ", ".join(map(str, node.args[1:] if ours else node.args))
+            op = str(node.target) if isinstance(node.target, torch._ops.OpOverload) else node.target.__name__
+            left = "" if ours else f"{node.name} = "
+            yield f"{left}{op.removeprefix('aten.').removesuffix('.default')}({args})"
 
 
 def lowered(maker: Maker, workload: Workload | None = None, *, checked: bool = False) -> Program:
