@@ -22,7 +22,7 @@ class Undo:
 
     def __init__(self, graph: Graph, schedule: Schedule, tier: Tier, slots: Slots, live: dict[int, torch.Tensor]) -> None:
         self._graph, self._tier, self._slots, self._live = graph, tier, slots, live
-        self._generator = torch.get_rng_state()
+        self._generator = bytearray(storage_bytes(torch.get_rng_state()))  # not a tensor: no bytes of the device
         self._snapshots = {s: torch.from_numpy(storage_bytes(live[s])).clone() for s in schedule.snapshot if s in live}
         self.saved = set(schedule.away)  # their value at the step's start is complete on the lower tier
         self.stale: set[int] = set()  # their bytes on the device are not there, or not to be trusted
@@ -45,7 +45,7 @@ class Undo:
                 storage.resize_(self._graph.storages[s].size_bytes)
             if not self._restore(s):
                 lost.append(self._graph.storages[s].name)
-        torch.set_rng_state(self._generator)
+        torch.set_rng_state(torch.frombuffer(self._generator, dtype=torch.uint8))
         return lost
 
     def _restore(self, s: int) -> bool:
