@@ -93,7 +93,8 @@ def test_every_op_of_a_model_is_measured(name: str, tmp_path: Path, caplog: pyte
     generator = torch.get_rng_state()
     seen: list[tuple[int, int]] = []
     graph = measure(captured, CPU, progress=lambda done, total: seen.append((done, total)), cache=CostCache(tmp_path, CONTEXT))
-    assert not caplog.records, "an op did not run on made-up values"
+    ours = [record for record in caplog.records if record.name.startswith("schedopt")]
+    assert not ours, "an op did not run on made-up values"
     assert all(op.time_ns > 0 and op.workspace_bytes >= 0 for op in graph.ops)
     assert [replace(o, time_ns=0, workspace_bytes=0) for o in graph.ops] == list(captured.graph.ops)
     assert [d for d, _ in seen] == list(range(1, seen[0][1] + 1))
