@@ -36,7 +36,7 @@ class CpuRuntime:
     def writing(self, op: int) -> None:
         """From the first lasting change on, Ctrl-C waits for the end of the step."""
         written = self._undo.lasting(op)
-        if not self._undo.at_hand(written):
+        if not self._interrupt.held and not self._undo.at_hand(written):
             self._interrupt.hold()
         self._undo.changed.update(written)
 

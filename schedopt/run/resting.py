@@ -8,6 +8,7 @@ round when it has succeeded: a step that fails has changed nothing.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -17,6 +18,17 @@ from schedopt.errors import StepError
 from schedopt.plan import Schedule
 from schedopt.run.slots import Slots
 from schedopt.run.tier import Tier, storage_bytes
+
+
+@dataclass(frozen=True, slots=True)
+class _Seen:
+    """A tensor of the user's, and what told that it was good; `alias` shares its memory."""
+
+    tensor: torch.Tensor
+    alias: torch.Tensor
+    address: int
+    shape: torch.Size
+    stride: tuple[int, ...]
 
 
 class Resting:
@@ -34,6 +46,7 @@ class Resting:
         self._moved = frozenset(slots.base) - self.away
         self._inside: dict[str, torch.Tensor] = {}  # the step's own tensors for what rests, without bytes between steps
         self._mapped: dict[int, torch.UntypedStorage] = {}
+        self._seen: dict[str, _Seen] = {}  # the user's tensors as the last step found them good
         for s in self.away:
             storage = _memory(self._sizes[s])
             self._inside |= {e.node: self._place(storage, e) for e in self._groups[s]}
@@ -53,20 +66,36 @@ class Resting:
         live: dict[int, torch.Tensor] = {}
         for s, group in self._groups.items():
             tensors = [self._captured.lookup(e.slot) for e in group]
-            for external, tensor in zip(group, tensors, strict=True):
-                _check(external, tensor)
+            if not all(self._unchanged(e.node, t) for e, t in zip(group, tensors, strict=True)):
+                self._take_over(s, group, tensors)
             if s in self.away:
-                self._let_rest(s, tensors)
+                self._tier.settle(self._slots.base[s], self._sizes[s])
                 continue
-            if not self._fits(s, tensors):
-                tensors = self._take_home(s, tensors)
-            handed |= {e.node: t.detach() for e, t in zip(group, tensors, strict=True)}
-            live[s] = tensors[0].detach()
+            for external in group:
+                handed[external.node] = live[s] = self._seen[external.node].alias
         for external in self._captured.externals:
             if external.slot[0] == "input":
                 handed[external.node] = leaf = leaves[external.slot[1]].detach()
                 _check(external, leaf)
         return [handed[e.node] for e in self._captured.externals], live
+
+    def _unchanged(self, node: str, tensor: torch.Tensor) -> bool:
+        """Whether a tensor is the one of the last step, where it was and as it was."""
+        seen = self._seen.get(node)
+        if seen is None or tensor is not seen.tensor or tensor.data_ptr() != seen.address:
+            return False
+        return tensor.stride() == seen.stride and tensor.shape == seen.shape and tensor.dtype == seen.alias.dtype
+
+    def _take_over(self, s: int, group: list[External], tensors: list[torch.Tensor]) -> None:
+        """Check tensors that are new here and put them where the schedule wants them."""
+        for external, tensor in zip(group, tensors, strict=True):
+            _check(external, tensor)
+        if s in self.away:
+            self._let_rest(s, tensors)
+        elif not self._fits(s, tensors):
+            self._take_home(s, tensors)
+        for external, tensor in zip(group, tensors, strict=True):
+            self._seen[external.node] = _Seen(tensor, tensor.detach(), tensor.data_ptr(), tensor.shape, tensor.stride())
 
     def _fits(self, s: int, tensors: list[torch.Tensor]) -> bool:
         """Whether tensors lie in one storage just as they did when captured, and the schedule may take its bytes away."""
@@ -93,12 +122,11 @@ class Resting:
     def settle(self) -> None:
         """Put everything that rests on the lower tier there, now."""
         for s in self.away:
-            self._let_rest(s, [self._captured.lookup(e.slot) for e in self._groups[s]])
+            self._take_over(s, self._groups[s], [self._captured.lookup(e.slot) for e in self._groups[s]])
 
     def _let_rest(self, s: int, tensors: list[torch.Tensor]) -> None:
         """Move a storage into its base slot, unless it is there, and map the user's tensors onto it."""
         if all(self._is_mapped(s, tensor) for tensor in tensors):
-            self._tier.settle(self._slots.base[s], self._sizes[s])
             return
         if not self._fits(s, tensors) or self._is_mapped(s, tensors[0]):
             tensors = self._take_home(s, tensors)
@@ -141,6 +169,7 @@ class Resting:
             if any(self._is_mapped(s, tensor) for tensor in tensors):
                 self._take_home(s, tensors)
         self._mapped.clear()
+        self._seen.clear()
 
 
 def _memory(size_bytes: int) -> torch.UntypedStorage:

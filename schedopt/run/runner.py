@@ -18,6 +18,7 @@ from schedopt.lower.codegen import generate
 from schedopt.pass_manager import Program
 from schedopt.passes.insert_actions import InsertActions
 from schedopt.run.cpu import CpuRuntime
+from schedopt.run.heap import keep_heap
 from schedopt.run.interrupt import HeldInterrupt
 from schedopt.run.ledger import Inspector, Ledger
 from schedopt.run.resting import Resting
@@ -58,6 +59,7 @@ class Runner:
         self._broken: str | None = None
         self._closed = False
         self.stats: StepStats | None = None
+        keep_heap()
         self._tier, self._slots = make_tier(program, directory)
         try:
             self._resting = Resting(self._captured, self._schedule, self._tier, self._slots)
