@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import itertools
+import os
+import resource
 
 import pytest
 import torch
@@ -11,6 +13,7 @@ from torch import nn
 from schedopt.capture.workload import Workload
 from schedopt.compat import allocator_changes
 from schedopt.run import cpu
+from schedopt.run.heap import keep_heap
 from schedopt.run.runner import Runner
 from tests import plans
 from tests.programs import Maker, leaves_of, program_of
@@ -62,3 +65,17 @@ def test_a_failed_step_leaves_no_bytes_behind(monkeypatch: pytest.MonkeyPatch) -
         _, changes = allocator_changes(failing)
         assert max(itertools.accumulate(changes)) > 0
         assert sum(changes) == 0
+
+
+@pytest.mark.skipif("MALLOC_TRIM_THRESHOLD_" in os.environ, reason="malloc is set up by the user")
+def test_freed_memory_is_not_faulted_in_again() -> None:
+    keep_heap()
+
+    def churn() -> int:
+        before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+        blocks = [torch.zeros(1 << 18) for _ in range(32)]
+        del blocks
+        return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
+
+    churn()
+    assert churn() < 32 * (1 << 20) // 4096 // 4
