@@ -19,12 +19,14 @@ than a real plan's.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import accumulate, pairwise
 
 from ortools.linear_solver import pywraplp
 
-from schedopt.graph import Phase
+from schedopt.graph import Op, Phase
 from schedopt.solvers.problem import Problem
+
+_ROWS = 400  # memory rows at most; leaving some out only lowers the bound
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +51,7 @@ def lower_bound(problem: Problem, time_limit_s: float = 20.0) -> Bound:
     """Solve the relaxation. With no row over the budget the bound is the plain compute time."""
     ops = [op for op in problem.graph.ops if op.phase is not Phase.UPDATE]
     gaps = loose_gaps(problem)
-    rows = _rows(problem, len(ops), gaps)
+    rows = _rows(problem, ops, gaps)
     if not rows:
         return Bound(problem.compute_ns)
     solver = pywraplp.Solver.CreateSolver("GLOP")
@@ -63,7 +65,10 @@ def lower_bound(problem: Problem, time_limit_s: float = 20.0) -> Bound:
         if gap.leaves:
             solver.Add(out[gap.storage] >= x)
     for over, members in rows:
-        solver.Add(solver.Sum([problem.sizes[gaps[i].storage] * (swap[i] + again[i]) for i in members]) >= over)
+        row = solver.Constraint(float(over), solver.infinity())
+        for i in members:
+            row.SetCoefficient(swap[i], float(problem.sizes[gaps[i].storage]))
+            row.SetCoefficient(again[i], float(problem.sizes[gaps[i].storage]))
     sizes, link = problem.sizes, problem.link
     compute = solver.Sum([g.recompute_ns * r for g, r in zip(gaps, again, strict=True) if g.recompute_ns])
     tax_in = solver.Sum([link.tax_ns(sizes[g.storage]) * x for g, x in zip(gaps, swap, strict=True)])
@@ -116,36 +121,24 @@ def _share(problem: Problem, storage: int, version: int) -> float | None:
     return sum(op.time_ns / max(1, len({*op.creates, *op.writes})) for op in ops)
 
 
-def _rows(problem: Problem, count: int, gaps: list[LooseGap]) -> list[tuple[int, list[int]]]:
-    """(bytes that must go, gaps around) for every op that does not fit with everything kept."""
-    ops = [op for op in problem.graph.ops if op.phase is not Phase.UPDATE]
-    around: list[list[int]] = [[] for _ in range(count)]
-    for i, gap in enumerate(gaps):
+def _rows(problem: Problem, ops: list[Op], gaps: list[LooseGap]) -> list[tuple[int, list[int]]]:
+    """(bytes that must go, gaps around) for ops that do not fit with everything kept: for each of `_ROWS` stretches the worst one."""
+    stays = sum(s.size_bytes for s in problem.graph.storages if s.external and not problem.movable[s.id])
+    change = [0] * (len(ops) + 1)
+    for gap in gaps:
         for first, last in gap.spans:
-            for position in range(first, last + 1):
-                around[position].append(i)
-    fixed = sum(s.size_bytes for s in problem.graph.storages if s.external and not problem.movable[s.id])
-    rows = []
-    for position, op in enumerate(ops):
+            change[first] += problem.sizes[gap.storage]
+            change[last + 1] -= problem.sizes[gap.storage]
+    worst: dict[int, tuple[int, int]] = {}
+    for position, (op, kept) in enumerate(zip(ops, accumulate(change), strict=False)):
         touched = {*op.reads, *op.writes, *op.creates}
-        forced = fixed + op.workspace_bytes
-        forced += sum(problem.sizes[s] for s in touched if problem.movable[s] or not problem.graph.storages[s].external)
-        kept = sum(problem.sizes[gaps[i].storage] for i in around[position])
-        if forced + kept > problem.budget_bytes:
-            rows.append((forced + kept - problem.budget_bytes, around[position]))
-    return _maximal(rows)
-
-
-def _maximal(rows: list[tuple[int, list[int]]]) -> list[tuple[int, list[int]]]:
-    """Without rows that the one before or after implies."""
-    kept: list[tuple[int, list[int]]] = []
-    for over, members in rows:
-        if kept and kept[-1][0] >= over and set(kept[-1][1]) <= set(members):
-            continue
-        while kept and kept[-1][0] <= over and set(members) <= set(kept[-1][1]):
-            kept.pop()
-        kept.append((over, members))
-    return kept
+        moving = sum(problem.sizes[s] for s in touched if problem.movable[s] or not problem.graph.storages[s].external)
+        over = stays + op.workspace_bytes + moving + kept - problem.budget_bytes
+        if over > 0:
+            stretch = position * _ROWS // len(ops)
+            worst[stretch] = max(worst.get(stretch, (0, 0)), (over, position))
+    around = {position: [i for i, g in enumerate(gaps) if any(a <= position <= b for a, b in g.spans)] for _, position in worst.values()}
+    return [(over, around[position]) for over, position in worst.values()]
 
 
 def floor(problem: Problem) -> tuple[int, str]:

@@ -21,9 +21,11 @@ from dataclasses import dataclass, field
 import numpy as np
 from ortools.sat.python import cp_model
 
+from schedopt.solvers.candidates import Candidate, candidates
 from schedopt.solvers.expand import Choices, expand, profile
-from schedopt.solvers.greedy import Candidate, candidates
 from schedopt.solvers.problem import Problem
+
+_ROWS = 400  # memory rows at most
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +77,7 @@ def solve(problem: Problem, options: ExactOptions, hint: Choices) -> ExactAnswer
     clock = np.concatenate([[0], np.cumsum(times)])
     v = _Variables(cp_model.CpModel(), candidates(problem, expansion, clock, {}))
     _choices(problem, options, v)
-    rows = [int(step) for step in np.flatnonzero(used > options.target_bytes)]
+    rows = _worst_steps(used - options.target_bytes)
     around = {step: [i for i, g in enumerate(v.gaps) if any(a <= step <= b for a, b in g.spans)] for step in rows}
     _memory(problem, v, around, {step: int(used[step]) - options.target_bytes for step in rows})
     _inputs(problem, v)
@@ -93,6 +95,15 @@ def solve(problem: Problem, options: ExactOptions, hint: Choices) -> ExactAnswer
     if status not in (cp_model.OPTIMAL, cp_model.FEASIBLE):
         return ExactAnswer(name, {}, seconds=solver.wall_time)
     return ExactAnswer(name, v.extract(solver), solver.objective_value, solver.best_objective_bound, solver.wall_time)
+
+
+def _worst_steps(over: np.ndarray) -> list[int]:
+    """Steps that are over the target, at most `_ROWS`: the worst of each stretch (greedy's repair deals with those between)."""
+    worst: dict[int, int] = {}
+    for step in map(int, np.flatnonzero(over > 0)):
+        stretch = step * _ROWS // len(over)
+        worst[stretch] = step if stretch not in worst or over[step] > over[worst[stretch]] else worst[stretch]
+    return list(worst.values())
 
 
 def _choices(problem: Problem, options: ExactOptions, v: _Variables) -> None:

@@ -5,12 +5,11 @@ Fallback, warm start and oracle of the other models. Deterministic for given opt
 
 from __future__ import annotations
 
-import random
 from dataclasses import dataclass
-from itertools import pairwise
 
 import numpy as np
 
+from schedopt.solvers.candidates import Candidate, candidates, recompute_price, swap_prices
 from schedopt.solvers.expand import Choices, Expansion, Gap, ImpossibleChoice, expand, profile
 from schedopt.solvers.problem import Problem
 
@@ -26,25 +25,6 @@ class GreedyOptions:
     swap_weight: float = 0.05
     noise: float = 0.0
     seed: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class Candidate:
-    """A gap that could be filled: the steps of `spans` become free. `inside_ns`: compute time meanwhile, of which `tail_ns` comes
-    before the step's end (0 for a gap that lies inside the step)."""
-
-    gap: Gap
-    spans: tuple[tuple[int, int], ...]
-    inside_ns: int
-    need_version: int
-    modified: bool
-    tail_ns: int = 0
-
-    def exposed_ns(self, out_ns: int, in_ns: int) -> int:
-        """Part of a copy out and a copy in that no compute can hide."""
-        if self.gap[1] >= 0:
-            return max(0, out_ns + in_ns - self.inside_ns)
-        return max(0, out_ns - self.tail_ns) + max(0, in_ns - (self.inside_ns - self.tail_ns))
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +46,7 @@ class _Greedy:
     def __init__(self, problem: Problem, options: GreedyOptions, choices: Choices) -> None:
         self.p, self.o, self.choices = problem, options, choices
         self.banned: set[tuple[Gap, str]] = set()
-        self.random = random.Random(options.seed)
+        self.random = np.random.default_rng(options.seed)
 
     def run(self) -> GreedyAnswer:
         """Rounds of: expand, choose for every step that is over, expand again."""
@@ -115,25 +95,23 @@ class _Greedy:
         """Choices for all steps that are over the target, by an estimate of their effect; the step where none was found."""
         times = [self.p.graph.ops[op].time_ns for op, _ in expansion.steps]
         clock = np.concatenate([[0], np.cumsum(np.array(times, dtype=np.int64))])
-        options = candidates(self.p, expansion, clock, self.choices)
+        market = _Market(self, candidates(self.p, expansion, clock, self.choices))
         link_ns = self._link_load()
         added: list[tuple[Gap, str]] = []
         estimate, stuck = used.copy(), -1
         hopeless = np.zeros(len(used), dtype=bool)
-        taken: set[Gap] = set()
         while True:
             over = np.where(hopeless, 0, estimate - self.o.target_bytes)
             worst = int(over.argmax())
             if over[worst] <= 0:
                 return added, stuck
             counts = np.concatenate([[0], np.cumsum(over > 0)])
-            best = self._best(options, worst, counts, taken, link_ns)
+            best = market.take(worst, counts, link_ns >= _CROWDED * self.p.compute_ns)
             if best is None:
                 hopeless[worst] = True
                 stuck = worst if stuck < 0 or used[worst] > used[stuck] else stuck
                 continue
             candidate, how, link = best
-            taken.add(candidate.gap)
             self.choices[candidate.gap] = how
             added.append((candidate.gap, how))
             link_ns += link
@@ -143,79 +121,40 @@ class _Greedy:
     def _link_load(self) -> float:
         return sum(self.p.link.out_ns(self.p.sizes[s]) for (s, _), how in self.choices.items() if how == "swap")
 
-    def _best(
-        self, options: list[Candidate], worst: int, counts: np.ndarray, taken: set[Gap], link_ns: float
-    ) -> tuple[Candidate, str, float] | None:
-        best: tuple[float, Candidate, str, float] | None = None
-        for candidate in options:
-            if candidate.gap in taken or not any(a <= worst <= b for a, b in candidate.spans):
-                continue
-            size = self.p.sizes[candidate.gap[0]]
-            relief = size * sum(int(counts[b + 1] - counts[a]) for a, b in candidate.spans)
-            for how, cost, link in self._costs(candidate, link_ns):
-                if (candidate.gap, how) in self.banned:
-                    continue
-                noisy = cost * (1.0 + self.o.noise * self.random.uniform(-1, 1)) if self.o.noise else cost
-                score = (noisy + 1.0) / relief
-                if best is None or score < best[0]:
-                    best = (score, candidate, how, link)
-        return None if best is None else best[1:]
 
-    def _costs(self, candidate: Candidate, link_ns: float) -> list[tuple[str, float, float]]:
-        s, number = candidate.gap
-        result: list[tuple[str, float, float]] = []
-        if self.p.may_swap:
-            out = self.p.link.out_ns(self.p.sizes[s]) if candidate.modified else 0
-            back = self.p.link.in_ns(self.p.sizes[s])
-            weight = self.o.swap_weight if link_ns < _CROWDED * self.p.compute_ns else 1.0
-            tax = self.p.link.tax_ns(self.p.sizes[s]) * (2 if candidate.modified else 1)
-            result.append(("swap", tax + (out + back) * weight + candidate.exposed_ns(out, back), out))
-        if self.p.may_recompute and number >= 0 and (cost := self._recompute_cost(s, candidate)) is not None:
-            result.append(("recompute", cost, 0.0))
-        return result
+class _Market:
+    """All candidates of a round as arrays, so that the best for a step is found at once."""
 
-    def _recompute_cost(self, s: int, candidate: Candidate) -> float | None:
-        """Time of the recipe, and of the recipes of inputs that will not be there (one level down)."""
-        recipe = self.p.recipe(s, candidate.need_version)
-        if recipe is None:
+    def __init__(self, search: _Greedy, options: list[Candidate]) -> None:
+        problem, o = search.p, search.o
+        self.options = options
+        spans = np.array([(*c.spans[0], *(c.spans[1] if len(c.spans) > 1 else (0, -1))) for c in options], dtype=np.int64).reshape(-1, 4)
+        self.first, self.last = spans[:, 0::2], spans[:, 1::2]
+        self.sizes = np.array([problem.sizes[c.gap[0]] for c in options], dtype=np.float64)
+        swaps = swap_prices(problem, options, o.swap_weight, 1.0)
+        self.out = swaps[2]
+        again = np.full(len(options), np.inf)
+        for i, candidate in enumerate(options):
+            swappable = problem.may_swap and (candidate.gap, "swap") not in search.banned
+            swaps[:2, i] = swaps[:2, i] if swappable else np.inf
+            if problem.may_recompute and (candidate.gap, "recompute") not in search.banned:
+                price = recompute_price(problem, candidate)
+                again[i] = np.inf if price is None else price
+        noise = 1.0 + o.noise * search.random.uniform(-1.0, 1.0, (2, len(options)))
+        self.prices = [np.stack([row * noise[0], again * noise[1]]) + 1.0 for row in swaps[:2]]
+
+    def take(self, worst: int, counts: np.ndarray, crowded: bool) -> tuple[Candidate, str, float] | None:
+        """The candidate around step `worst` that costs least per byte and step of relief (`counts`: steps over the target, summed up);
+        it is not offered again. Also how to fill it and the time of its copy out."""
+        around = np.flatnonzero(((self.first <= worst) & (worst <= self.last)).any(axis=1))
+        if not len(around):
             return None
-        back = self.p.uses[s][candidate.gap[1] + 1]
-        cost = 0.0
-        for op in recipe:
-            cost += self.p.graph.ops[op].time_ns
-            for u in self.p.graph.ops[op].reads:
-                if self.p.graph.storages[u].external:
-                    continue
-                later = self.p.uses[u][-1] >= back
-                if not later:
-                    again = self.p.recompute_ns(u, self.p.needed[op][u])
-                    if again is None:
-                        return None
-                    cost += again
-        return cost
-
-
-def candidates(problem: Problem, expansion: Expansion, clock: np.ndarray, choices: Choices) -> list[Candidate]:
-    """All gaps of an expansion that are kept so far and could be filled."""
-    found = []
-    last_step = len(expansion.steps) - 1
-    for interval in expansion.intervals:
-        s = interval.storage
-        if not problem.movable[s]:
-            continue
-        persistent = problem.graph.storages[s].persistent
-        written = set(problem.writers[s])
-        for (step, number), (after, _) in pairwise(interval.uses):
-            if number is None or after <= step + 1 or (s, number) in choices:
-                continue
-            op = problem.order[problem.uses[s][number]]
-            version = problem.needed[op].get(s, 0) + (op in written)
-            inside = int(clock[after] - clock[step + 1])
-            found.append(Candidate((s, number), ((step + 1, after - 1),), inside, version, True))
-        if persistent and interval.uses and (s, -1) not in choices and interval.first < 0 and interval.last > last_step:
-            first, last = interval.uses[0][0], interval.uses[-1][0]
-            spans = tuple(x for x in ((0, first - 1), (last + 1, last_step)) if x[0] <= x[1])
-            tail = int(clock[-1] - clock[last + 1])
-            if spans:
-                found.append(Candidate((s, -1), spans, int(clock[first]) + tail, 0, bool(written), tail))
-    return found
+        steps = (counts[self.last[around] + 1] - counts[self.first[around]]).sum(axis=1)
+        scores = self.prices[crowded][:, around] / (self.sizes[around] * steps)
+        how, place = np.unravel_index(int(scores.argmin()), scores.shape)
+        if not np.isfinite(scores[how, place]):
+            return None
+        i = int(around[place])
+        for prices in self.prices:
+            prices[:, i] = np.inf
+        return self.options[i], ("swap", "recompute")[how], float(self.out[i]) if how == 0 else 0.0

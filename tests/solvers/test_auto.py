@@ -15,8 +15,9 @@ from schedopt.graph import Graph
 from schedopt.machine import Device, Link, Machine, Tier
 from schedopt.plan import ActionKind, Plan, Schedule
 from schedopt.solvers import auto, exact, window
+from schedopt.solvers.candidates import candidates
 from schedopt.solvers.expand import Choices, ImpossibleChoice, expand, profile
-from schedopt.solvers.greedy import GreedyOptions, candidates, greedy
+from schedopt.solvers.greedy import GreedyOptions, greedy
 from schedopt.solvers.problem import Problem, captured_order, eager_peak, early_order
 from schedopt.solvers.realise import realise
 from tests.graphs import chain_graph, random_graph
