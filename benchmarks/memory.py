@@ -4,10 +4,12 @@
     python benchmarks/memory.py --models resnet50 --budgets 100,30 --rivals eager,checkpoint
     python benchmarks/memory.py --quick              # small sizes, to see that everything runs
 
-Per row one process measures time: steps of eager and of the row in turn, the ratio of each pair, the median of the ratios. A second
-process measures the peak from outside our books: it runs from its first tensor on under torch's allocator log, so the live bytes need no
-assumption, and takes the largest value during the last step. A third reads the kernel's high-water mark (VmHWM) over that step, less what
-the process held before it built anything. Ratios only: the machines are shared and noisy.
+Time: eager lives in one process, the row in another; they step in turn, the order changing from pair to pair, and the median of the ratios
+of all pairs counts. The row "eager" is a second eager process: how far it is from 1 is the noise. All rows, eager too, keep freed memory
+mapped (`schedopt.run.heap`), since a fresh process that gives it back loses much more to page faults than any plan gains.
+Peak: another process runs from its first tensor on under torch's allocator log, so the live bytes need no assumption, and takes the largest
+value during the last step. A third reads the kernel's high-water mark (VmHWM) over that step, less what the process held before it built
+anything; with `--tier ram` that includes the tier. Ratios only: the machines are shared and noisy.
 """
 
 from __future__ import annotations
@@ -28,6 +30,9 @@ from typing import Any
 ROOT = Path(__file__).resolve().parent
 RESULTS = ROOT / "results"
 RIVALS = ("checkpoint", "save_on_cpu", "activation_budget:0.5", "activation_budget:0.1", "rockmate")
+_LONGEST_S = 1800
+_WARM_UP = 2
+_FEWEST, _LONG_ENOUGH_S = 5, 60.0  # pairs that count at least; no more of them after so many seconds
 MARK_BYTES = 1_234_567  # an allocation of this size marks the start of the last step in the log
 
 
@@ -35,7 +40,11 @@ def main() -> int:
     """Run the rows one after the other, write the table and the JSON after each."""
     args = _arguments()
     if args.worker:
-        print(json.dumps(_work(json.loads(args.worker))))
+        try:
+            result = _work(json.loads(args.worker))
+        except Exception as error:  # noqa: BLE001  # whatever ends a row belongs into the table
+            result = {"error": f"{type(error).__name__}: {error}".splitlines()[0][:300]}
+        print(json.dumps(result), flush=True)
         return 0
     rows = []
     for model in args.models.split(","):
@@ -53,7 +62,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--models", default="resnet50,vgg16,gpt2")
     parser.add_argument("--budgets", default="100%,50%,30%,25%,least")
     parser.add_argument("--rivals", default=",".join(RIVALS))
-    parser.add_argument("--steps", type=int, default=5)
+    parser.add_argument("--steps", type=int, default=11)
     parser.add_argument("--tier", default="ram")
     parser.add_argument("--time-limit", type=float, default=20.0)
     parser.add_argument("--quick", action="store_true")
@@ -65,25 +74,79 @@ def _arguments() -> argparse.Namespace:
 def _row(model: str, name: str, args: argparse.Namespace) -> dict[str, Any]:
     row: dict[str, Any] = {"model": model, "row": name}
     with tempfile.TemporaryDirectory() as folder:
-        task = {"model": model, "row": name, "steps": args.steps, "tier": args.tier, "quick": args.quick}
-        task |= {"plan": str(Path(folder) / "plan.json"), "time_limit": args.time_limit}
-        for what in ("time", "peak", "process"):
-            if "error" not in row:
-                row |= _spawn({**task, "what": what})
+        task = {"model": model, "row": name, "tier": args.tier, "quick": args.quick}
+        task |= {"plan": str(Path(folder) / "plan.json"), "time_limit": min(args.time_limit, 3.0) if args.quick else args.time_limit}
+        try:
+            row |= _time(task, args.steps)
+            for what in ("peak", "process"):
+                row |= _result(_start({**task, "what": what}).communicate(timeout=_LONGEST_S)[0])
+        except subprocess.TimeoutExpired:
+            row["error"] = f"took over {_LONGEST_S} seconds"
+        except RuntimeError as error:
+            row["error"] = str(error)
     return row
 
 
-def _spawn(task: dict[str, Any]) -> dict[str, Any]:
+def _start(task: dict[str, Any]) -> subprocess.Popen[str]:
     command = [sys.executable, str(Path(__file__)), "--worker", json.dumps(task)]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT.parent), str(ROOT)])}
+    return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, env=environment)
+
+
+def _result(text: str) -> dict[str, Any]:
+    """Of a worker's last line; RuntimeError with what it says went wrong."""
+    lines = text.strip().splitlines()
+    if not lines:
+        raise RuntimeError("the process died without a word")
+    result: dict[str, Any] = json.loads(lines[-1])
+    if "error" in result:
+        raise RuntimeError(result["error"])
+    return result
+
+
+class Stepper:
+    """A process that has built a row's step and makes one step whenever it is asked to."""
+
+    def __init__(self, task: dict[str, Any]) -> None:
+        self._process = _start(task)
+        self.about = self._answer()
+
+    def step(self) -> float:
+        """Seconds of one step."""
+        assert self._process.stdin is not None
+        print("step", file=self._process.stdin, flush=True)
+        return float(self._answer()["seconds"])
+
+    def close(self) -> None:
+        """End the process."""
+        self._process.communicate()
+
+    def _answer(self) -> dict[str, Any]:
+        assert self._process.stdout is not None
+        return _result(self._process.stdout.readline())
+
+
+def _time(task: dict[str, Any], count: int) -> dict[str, Any]:
+    """Pairs of steps, eager and row in turn: `count` of them, fewer where they are long."""
+    both: list[Stepper] = []
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=1800, env=environment, check=False)
-    except subprocess.TimeoutExpired:
-        return {"error": "took over 30 minutes"}
-    if done.returncode:
-        lines = done.stderr.strip().splitlines() or [f"exit status {done.returncode}"]
-        return {"error": lines[-1][:300]}
-    result: dict[str, Any] = json.loads(done.stdout.strip().splitlines()[-1])
+        for one in ("eager", task["row"]):
+            both.append(Stepper({**task, "row": one, "what": "time"}))
+        pairs: list[list[float]] = []
+        started = time.perf_counter()
+        while len(pairs) < count + _WARM_UP:
+            order = (0, 1) if len(pairs) % 2 else (1, 0)
+            seconds = {which: both[which].step() for which in order}
+            pairs.append([seconds[0], seconds[1]])
+            if len(pairs) >= _WARM_UP + _FEWEST and time.perf_counter() - started > _LONG_ENOUGH_S:
+                break
+    finally:
+        for stepper in both:
+            stepper.close()
+    measured = pairs[_WARM_UP:]
+    result = both[1].about | {"pairs": len(measured), "time_over_eager": statistics.median(b / a for a, b in measured)}
+    if "predicted_s" in result:
+        result["predicted_over_measured_time"] = result.pop("predicted_s") / statistics.median(b for _, b in measured)
     return result
 
 
@@ -91,9 +154,12 @@ def _work(task: dict[str, Any]) -> dict[str, Any]:
     """In a process of its own: one measurement of one row."""
     import torch
 
+    from schedopt.run.heap import keep_heap
+
     torch.manual_seed(0)
+    keep_heap()
     if task["what"] == "time":
-        return _time(task)
+        return _serve(task)
     base = _status("VmRSS")
     if task["what"] == "process":
         step = _step(task)[0]
@@ -154,41 +220,30 @@ def _constraints(options: dict[str, Any], memory: Any) -> Any:
     return schedopt.Constraints(memory=1 if memory == "least" else memory, **options)
 
 
-def _time(task: dict[str, Any]) -> dict[str, Any]:
-    import workloads
-
-    eager_job = workloads.MODELS[task["model"]](task["quick"])
-    eager = workloads.rival_step("eager", eager_job)
+def _serve(task: dict[str, Any]) -> dict[str, Any]:
+    """Build the step, say so, and make a step for every line that comes in."""
     started = time.perf_counter()
     step, ours = _step(task)
-    ready = time.perf_counter() - started
-    pairs = []
-    for number in range(task["steps"] + 1):
-        times = []
-        for one in (eager, step):
-            begin = time.perf_counter()
-            one()
-            times.append(time.perf_counter() - begin)
-            eager_job.optimizer.zero_grad(set_to_none=True)
-        if number:
-            pairs.append(times)
-    result: dict[str, Any] = {"time_over_eager": statistics.median(b / a for a, b in pairs), "prepare_seconds": ready}
+    about: dict[str, Any] = {"prepare_seconds": time.perf_counter() - started}
     if ours is not None:
         plan = ours.plan.plan
-        measured = statistics.median(b for _, b in pairs)
-        result |= {
+        about |= {
             "solver": plan.solver,
             "budget_bytes": plan.schedules[0].budget_bytes,
             "predicted_peak_bytes": plan.peak_bytes,
             "predicted_eager_peak_bytes": plan.eager_peak_bytes,
-            "predicted_over_measured_time": plan.step_ns / 1e9 / measured,
+            "predicted_s": plan.step_ns / 1e9,
             "predicted_over_eager": plan.step_ns / plan.eager_ns,
             "bound_over_eager": (plan.bound_ns or 0) / plan.eager_ns,
             "gap": plan.gap,
             "solve_seconds": plan.solve_seconds,
         }
-        ours.close()
-    return result
+    print(json.dumps(about), flush=True)
+    for _ in sys.stdin:
+        begin = time.perf_counter()
+        step()
+        print(json.dumps({"seconds": time.perf_counter() - begin}), flush=True)
+    return {}
 
 
 def _status(key: str) -> int:
@@ -220,7 +275,7 @@ def _table(rows: list[dict[str, Any]], about: dict[str, Any]) -> str:
     machine = about["machine"]
     lines = [
         f"{machine['cpu']}, {machine['cores']} cores, torch {machine['torch']}, lower tier {about['tier']}, "
-        + f"median of {about['steps']} pairs"
+        + f"median of {_FEWEST} to {about['steps']} pairs"
         + (", quick sizes" if about["quick"] else ""),
         "",
         "| model | row | peak / eager | process peak / eager | time / eager | predicted / measured peak | predicted / measured time "

@@ -35,7 +35,8 @@ class Link:
     """The way between one device and one tier, as fast as it is while the device computes.
 
     `duplex`: both directions run at these speeds at the same time. `tax_ns_per_byte`: compute time that every copied byte costs, because
-    copies take memory bandwidth and, on a CPU, cores from the ops that run meanwhile.
+    copies take memory bandwidth and, on a CPU, cores from the ops that run meanwhile. `blocking`: the device makes its copies itself,
+    between ops, and nothing else meanwhile; the tax is then all of the copy's time.
     """
 
     __pydantic_config__: ClassVar[dict[str, Any]] = {"extra": "forbid"}
@@ -47,18 +48,19 @@ class Link:
     latency_ns: int
     duplex: bool = True
     tax_ns_per_byte: float = 0.0
+    blocking: bool = False
 
     def out_ns(self, size_bytes: int) -> int:
         """Nanoseconds to copy `size_bytes` from the device to the tier."""
-        return self.latency_ns + round(size_bytes * 1e9 / self.out_bytes_per_s)
+        return self.tax_ns(size_bytes) if self.blocking else self.latency_ns + round(size_bytes * 1e9 / self.out_bytes_per_s)
 
     def in_ns(self, size_bytes: int) -> int:
         """Nanoseconds to copy `size_bytes` from the tier to the device."""
-        return self.latency_ns + round(size_bytes * 1e9 / self.in_bytes_per_s)
+        return self.tax_ns(size_bytes) if self.blocking else self.latency_ns + round(size_bytes * 1e9 / self.in_bytes_per_s)
 
     def tax_ns(self, size_bytes: int) -> int:
         """Nanoseconds that ops lose to a copy of `size_bytes` in either direction."""
-        return round(size_bytes * self.tax_ns_per_byte)
+        return round(size_bytes * self.tax_ns_per_byte) + (self.latency_ns if self.blocking else 0)
 
 
 @dataclass(frozen=True, slots=True)

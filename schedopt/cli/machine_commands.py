@@ -86,5 +86,6 @@ def _show(machine: Machine, *, as_json: bool) -> None:
         speed = f"out {size(round(link.out_bytes_per_s))}/s, in {size(round(link.in_bytes_per_s))}/s"
         both = "both at once" if link.duplex else "one way at a time"
         tax = f", costs ops {link.tax_ns_per_byte * 2**20 / 1e3:.0f} µs per MiB" if link.tax_ns_per_byte else ""
+        tax += ", ops stand still meanwhile" if link.blocking else ""
         table.add_row(f"link {link.device} - {link.tier}", f"{speed}, {duration(link.latency_ns / 1e9)}, {both}{tax}")
     out.print(table)

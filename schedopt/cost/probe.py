@@ -9,6 +9,7 @@ import shutil
 import tempfile
 import time
 from collections.abc import Callable
+from dataclasses import asdict
 from pathlib import Path
 
 import torch
@@ -93,7 +94,7 @@ def _cache_path() -> Path:
 
 
 def _link(tier: str, speed: Speed) -> Link:
-    return Link("cpu", tier, speed.out_bytes_per_s, speed.in_bytes_per_s, speed.latency_ns, speed.duplex, speed.tax_ns_per_byte)
+    return Link("cpu", tier, **asdict(speed))
 
 
 def _fastest_s(call: Callable[[], object], repeats: int) -> float:

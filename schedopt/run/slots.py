@@ -6,7 +6,6 @@ from dataclasses import dataclass
 
 from schedopt.errors import TierError
 from schedopt.graph import Graph
-from schedopt.machine import Machine
 from schedopt.pass_manager import Program
 from schedopt.plan import ActionKind, Schedule
 from schedopt.run.tier import PAGE, FileTier, RamTier, Tier
@@ -57,14 +56,11 @@ def make_tier(program: Program, directory: str | None) -> tuple[Tier, Slots]:
     slots = lay_out(program.graph, schedule)
     if constraints.tier_bytes is not None and slots.size_bytes > constraints.tier_bytes:
         raise TierError(f"the plan needs {slots.size_bytes} bytes on the lower tier, tier_bytes allows {constraints.tier_bytes}")
-    options = {"duplex": _duplex(program.machine, schedule), "throttle_bytes_per_s": constraints.throttle_bytes_per_s}
+    link, throttle = program.machine.link(schedule.device, schedule.tier), constraints.throttle_bytes_per_s
     if schedule.tier == "file":
-        return FileTier(slots.size_bytes, directory=directory, **options), slots  # type: ignore[arg-type]  # two option types
-    return RamTier(slots.size_bytes, **options), slots  # type: ignore[arg-type]  # two option types
-
-
-def _duplex(machine: Machine, schedule: Schedule) -> bool:
-    return machine.link(schedule.device, schedule.tier).duplex
+        return FileTier(slots.size_bytes, directory=directory, duplex=link.duplex, throttle_bytes_per_s=throttle), slots
+    blocking = link.blocking and throttle is None
+    return RamTier(slots.size_bytes, duplex=link.duplex, throttle_bytes_per_s=throttle, blocking=blocking), slots
 
 
 def _padded(size_bytes: int) -> int:

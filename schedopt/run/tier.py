@@ -141,11 +141,28 @@ class Tier:
 
 
 class RamTier(Tier):
-    """A second region of memory."""
+    """A second region of memory. `blocking`: copies are made at once by the calling thread and torch's others, not by a worker."""
 
-    def __init__(self, size_bytes: int, *, duplex: bool = True, throttle_bytes_per_s: float | None = None) -> None:
+    def __init__(
+        self, size_bytes: int, *, duplex: bool = True, throttle_bytes_per_s: float | None = None, blocking: bool = False
+    ) -> None:
         self._bytes: Bytes = np.frombuffer(mmap.mmap(-1, max(PAGE, size_bytes)), dtype=np.uint8)
+        self._blocking = blocking
         super().__init__(duplex=duplex, throttle_bytes_per_s=throttle_bytes_per_s)
+
+    def write(self, offset: int, data: Bytes) -> Copy:
+        """See Tier."""
+        if not self._blocking:
+            return super().write(offset, data)
+        _copy_bytes(self._bytes[offset : offset + data.nbytes], data)
+        return Copy.finished()
+
+    def read(self, offset: int, data: Bytes) -> Copy:
+        """See Tier."""
+        if not self._blocking:
+            return super().read(offset, data)
+        _copy_bytes(data, self._bytes[offset : offset + data.nbytes])
+        return Copy.finished()
 
     def _write(self, offset: int, data: Bytes) -> None:
         np.copyto(self._bytes[offset : offset + data.nbytes], data)
@@ -156,6 +173,12 @@ class RamTier(Tier):
     def mapped(self, offset: int, size_bytes: int) -> torch.UntypedStorage:
         """See Tier."""
         return _own_storage(self._bytes[offset : offset + size_bytes])
+
+
+def _copy_bytes(target: Bytes, source: Bytes) -> None:
+    """By all of torch's threads."""
+    if source.nbytes:
+        torch.from_numpy(target).copy_(torch.from_numpy(source))
 
 
 class FileTier(Tier):
