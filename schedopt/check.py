@@ -105,7 +105,7 @@ class _Replay:
         self.first_write: dict[int, int] = {}  # persistent storages without an undo copy -> position of their first write
         self.used = sum(s.size_bytes for s in graph.storages if self.state[s.id] is _State.RESIDENT)
         self.used += sum(graph.storages[s].size_bytes for s in schedule.snapshot)
-        self.on_tier = {s: 2 * graph.storages[s].size_bytes for s in away}
+        self.on_tier = {s: 2 * graph.storages[s].size_bytes if graph.storages[s].parent is None else 0 for s in away}
         self.tier_used = self.tier_peak = sum(self.on_tier.values())
         self.last_in = {a.subject: i for i, a in enumerate(schedule.actions) if a.kind is ActionKind.WAIT_IN}
         self.clock = self.out_free = self.in_free = self.stall = self.recompute_time = 0
@@ -178,6 +178,14 @@ class _Replay:
         for s in self.schedule.snapshot:
             if not self.graph.storages[s].persistent or s in self.schedule.away:
                 self.fail("snapshot", -1, f"{self._name(s)} is not a persistent storage resting on the device")
+        written = {s for op in self.graph.ops for s in op.writes}
+        for part in self.graph.storages:
+            if part.parent is None:
+                continue
+            if not {part.id, part.parent} <= set(self.schedule.away):
+                self.fail("split", -1, f"{self._name(part.id)} and {self._name(part.parent)} must both rest on the lower tier")
+            if part.parent in written:
+                self.fail("split", -1, f"{self._name(part.parent)} is written, but it has parts")
         if self.used > self.schedule.budget_bytes:
             self.fail("budget", -1, f"{self.used} bytes are on the device before the step, over the budget {self.schedule.budget_bytes}")
 

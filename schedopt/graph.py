@@ -56,7 +56,11 @@ class Recompute(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Storage:
-    """Bytes that live and die together; `module` is the path of the module that creates or owns it."""
+    """Bytes that live and die together; `module` is the path of the module that creates or owns it.
+
+    With `parent` it is a *part*: the bytes from `start_bytes` on of a storage that outlives the step and is never on the device when the
+    part is changed. Parent and parts rest on the lower tier, in one place; ops write the parts, never the parent.
+    """
 
     __pydantic_config__: ClassVar[dict[str, Any]] = {"extra": "forbid"}
 
@@ -65,6 +69,8 @@ class Storage:
     kind: StorageKind
     size_bytes: int
     module: str = ""
+    parent: int | None = None
+    start_bytes: int = 0
 
     @property
     def persistent(self) -> bool:
@@ -119,9 +125,16 @@ class Graph:
     def hash(self) -> str:
         """Hex digest of what is computed (targets, signatures, storages, their links); costs and notes do not enter."""
         ops = [(o.target, o.phase, o.reads, o.writes, o.creates, o.recompute, o.signature) for o in self.ops]
-        storages = [(s.name if s.external else "", s.kind, s.size_bytes) for s in self.storages]
+        storages = [
+            (s.name if s.external else "", s.kind, s.size_bytes, *(() if s.parent is None else (s.parent, s.start_bytes)))
+            for s in self.storages
+        ]
         text = json.dumps([ops, storages, self.outputs], separators=(",", ":"))
         return hashlib.sha256(text.encode()).hexdigest()
+
+    def split(self) -> frozenset[int]:
+        """Parts and their parents: they always rest on the lower tier."""
+        return frozenset(s for part in self.storages if part.parent is not None for s in (part.id, part.parent))
 
 
 def expected_versions(graph: Graph) -> tuple[dict[int, int], ...]:

@@ -25,6 +25,9 @@ What each action needs and does (`x` is an op for run, recompute, save_rng and a
     wait_in x    compute waits for that copy; ARRIVING -> RESIDENT; the lower copy stays valid until x is written.
     release x    RESIDENT -> ABSENT; bytes freed. What is needed later must be in the lower tier (free eviction) or be recomputed.
 
+A storage with a `parent` is a part of it (`graph.Storage`): both are in `away`, no op writes the parent; what is read of either is the
+value from before the step, for the lower tier keeps it to the end.
+
 Start: persistent storages in `away` are ABSENT with a valid lower copy, all other external storages are RESIDENT.
 End: the same again, at the final versions; outputs and inputs are RESIDENT; all else is ABSENT; no copy is under way.
 Inputs belong to the user and are never released or swapped.
@@ -73,6 +76,7 @@ class Fate(StrEnum):
     SWAP = "swap"
     RECOMPUTE = "recompute"
     REST = "rest"  # persistent, lives on the lower tier between steps
+    SPLIT = "split"  # persistent, rests on the lower tier and is updated there part by part
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,7 +18,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from schedopt.constraints import Constraints
 from schedopt.errors import PlanFileError
-from schedopt.graph import Graph
+from schedopt.graph import Graph, Storage
 from schedopt.machine import Machine
 from schedopt.plan import PLAN_VERSION, Plan
 
@@ -132,6 +132,14 @@ def _umask() -> int:
     return mask
 
 
+def _is_part(graph: Graph, part: Storage) -> bool:
+    if part.parent is None or not 0 <= part.parent < len(graph.storages):
+        return False
+    parent = graph.storages[part.parent]
+    inside = part.start_bytes >= 0 and part.start_bytes + part.size_bytes <= parent.size_bytes
+    return inside and parent.parent is None and parent.kind is part.kind and parent.persistent
+
+
 def _incoherences(file: PlanFile) -> Iterator[str]:
     """What the types can not say: ids that name nothing, negative bytes and times, links between unknown ends."""
     graph = file.graph
@@ -140,6 +148,8 @@ def _incoherences(file: PlanFile) -> Iterator[str]:
     for i, storage in enumerate(graph.storages):
         if storage.id != i or storage.size_bytes < 0:
             yield f"graph.storages.{i}: its id must be {i} and its size not negative"
+        if storage.parent is not None and not _is_part(graph, storage):
+            yield f"graph.storages.{i}: must be a part of a storage that outlives the step and is no part itself"
     for i, op in enumerate(graph.ops):
         touched = (*op.reads, *op.writes, *op.creates)
         if op.id != i or op.time_ns < 0 or op.workspace_bytes < 0:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from dataclasses import replace
 
@@ -10,6 +11,7 @@ from schedopt.api.step_plan import StepPlan
 from schedopt.capture.build import capture
 from schedopt.capture.captured import Captured
 from schedopt.capture.selfcheck import self_check
+from schedopt.capture.split import cuts_of, split
 from schedopt.capture.workload import Workload
 from schedopt.constraints import Constraints, budget_bytes
 from schedopt.cost import estimate, load_machine, measure, this_machine
@@ -68,6 +70,9 @@ def reuse(captured: Captured, given: StepPlan, constraints: Constraints) -> Prog
     """A program with a plan made earlier. PlanMismatchError if it is for another step or device, goes over `constraints.memory`, or
     breaks a rule."""
     plan = given.plan
+    if (cuts := cuts_of(given.graph)) and cuts.keys() <= set(range(len(captured.graph.storages))):
+        with contextlib.suppress(StopIteration, KeyError, ValueError):  # cuts of another step: the comparison below says so
+            captured = split(captured, cuts)
     if plan.graph_hash != captured.graph.hash() or given.graph.hash() != plan.graph_hash:
         raise PlanMismatchError(f"the plan belongs to another training step: {_difference(given.graph, captured.graph)}; plan again")
     kinds = {device.kind for device in given.machine.devices}

@@ -104,7 +104,9 @@ def _blocking_speed(here: torch.Tensor, there: torch.Tensor, repeats: int) -> Sp
             seconds.append(time.perf_counter() - started)
     latency = sorted(_seconds(lambda: there[:64].copy_(here[:64])) for _ in range(_LATENCY_RUNS))[_LATENCY_RUNS // 4]
     each = statistics.median(seconds)
-    return Speed(piece / each, piece / each, round(latency * 1e9), duplex=False, tax_ns_per_byte=round(1e9 * each / piece, 4), blocking=True)
+    return Speed(
+        piece / each, piece / each, round(latency * 1e9), duplex=False, tax_ns_per_byte=round(1e9 * each / piece, 4), blocking=True
+    )
 
 
 def _seconds(call: Callable[[], object]) -> float:

@@ -11,9 +11,9 @@ from schedopt.graph import Graph, Phase
 from schedopt.plan import ActionKind, Fate
 from schedopt.plan_file import PlanFile
 
-FATE_COLOUR = {Fate.KEEP: "#e8e8e8", Fate.SWAP: "#9ecae1", Fate.RECOMPUTE: "#fdd49e", Fate.REST: "#a1d99b"}
+FATE_COLOUR = {Fate.KEEP: "#e8e8e8", Fate.SWAP: "#9ecae1", Fate.RECOMPUTE: "#fdd49e", Fate.REST: "#a1d99b", Fate.SPLIT: "#d4b9da"}
 COLLAPSE_ABOVE = 300
-_RANK = (Fate.RECOMPUTE, Fate.SWAP, Fate.REST, Fate.KEEP)
+_RANK = (Fate.RECOMPUTE, Fate.SWAP, Fate.SPLIT, Fate.REST, Fate.KEEP)
 
 
 @dataclass(slots=True)
@@ -35,6 +35,7 @@ def storage_fates(file: PlanFile) -> dict[int, Fate]:
             elif action.kind is ActionKind.RECOMPUTE:
                 fates |= dict.fromkeys(file.graph.ops[action.subject].creates, Fate.RECOMPUTE)
         fates |= dict.fromkeys(schedule.away, Fate.REST)
+        fates |= dict.fromkeys(file.graph.split(), Fate.SPLIT)
     return fates
 
 

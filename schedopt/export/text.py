@@ -18,7 +18,7 @@ from schedopt.plan import OP_ACTIONS, ActionKind, Fate
 from schedopt.plan_file import PlanFile
 
 PHASE_STYLE = {Phase.FORWARD: "cyan", Phase.BACKWARD: "magenta", Phase.UPDATE: "green"}
-FATE_STYLE = {Fate.KEEP: "dim", Fate.SWAP: "blue", Fate.RECOMPUTE: "yellow", Fate.REST: "green"}
+FATE_STYLE = {Fate.KEEP: "dim", Fate.SWAP: "blue", Fate.RECOMPUTE: "yellow", Fate.REST: "green", Fate.SPLIT: "magenta"}
 
 
 def as_text(parts: Iterable[RenderableType], width: int = 110) -> str:

@@ -29,6 +29,8 @@ def explain(problem: Problem, schedule: Schedule) -> tuple[Decision, ...]:
                     last[s] = x
                 if s in back:
                     fate = back.pop(s)
+                    if fate is Fate.REST and problem.graph.storages[s].parent is not None:
+                        fate = Fate.SPLIT
                     decisions.append(Decision(s, fate, gone[s], x, _why(problem, s, fate, gone.pop(s), x)))
             if again:
                 back.update((s, Fate.RECOMPUTE) for s in ops[x].creates if s in gone)
@@ -40,6 +42,9 @@ def _why(problem: Problem, s: int, fate: Fate, after: int, before: int) -> str:
     copy_us = (problem.link.out_ns(size) + problem.link.in_ns(size)) / 1000
     if fate is Fate.REST:
         return f"rests on the lower tier between steps, which frees {size} bytes until then; its copies take {copy_us:.0f} us of the links"
+    if fate is Fate.SPLIT:
+        whole = problem.sizes[problem.graph.storages[s].parent or 0]
+        return f"part of {whole} bytes that are updated piece by piece from the lower tier; its copies take {copy_us:.0f} us of the links"
     again = problem.recompute_ns(s, problem.needed[before].get(s, 0))
     if fate is Fate.RECOMPUTE:
         return f"frees {size} bytes; running it again takes {(again or 0) / 1000:.0f} us, copying would take {copy_us:.0f} us of the links"

@@ -40,8 +40,12 @@ class Resting:
         self._offsets = {n.name: n.meta["val"].storage_offset() for n in captured.gm.graph.nodes if n.op == "placeholder"}
         self._groups: dict[int, list[External]] = {}  # storage -> its placeholders
         for external in captured.externals:
-            if captured.graph.storages[external.storage].persistent:
+            if captured.graph.storages[external.storage].persistent and external.slot[0] != "part":
                 self._groups.setdefault(external.storage, []).append(external)
+        self._parts: dict[int, list[int]] = {}  # storage -> its parts, which lie in its slots and have no tensors of the user's
+        for part in captured.graph.storages:
+            if part.parent is not None:
+                self._parts.setdefault(part.parent, []).append(part.id)
         self.away = frozenset(schedule.away) & self._groups.keys()
         self._moved = frozenset(slots.base) - self.away
         self._inside: dict[str, torch.Tensor] = {}  # the step's own tensors for what rests, without bytes between steps
@@ -51,6 +55,11 @@ class Resting:
             storage = _memory(self._sizes[s])
             self._inside |= {e.node: self._place(storage, e) for e in self._groups[s]}
             storage.resize_(0)
+        for external in captured.externals:
+            if external.slot[0] == "part":
+                storage = _memory(self._sizes[external.storage])
+                self._inside[external.node] = self._place(storage, external)
+                storage.resize_(0)
 
     def _place(self, storage: torch.UntypedStorage, external: External) -> torch.Tensor:
         """A tensor with the geometry that was captured."""
@@ -147,12 +156,14 @@ class Resting:
 
     def prepare(self, changed: set[int]) -> dict[int, list[torch.Tensor]]:
         """The step has come to its end: tensors mapped onto what it wrote, for `commit`."""
-        return {s: self._map(s, self._slots.changed[s]) for s in self.away & changed}
+        written = changed | {s for s, parts in self._parts.items() if not changed.isdisjoint(parts)}
+        return {s: self._map(s, self._slots.changed[s]) for s in self.away & written}
 
     def commit(self, prepared: dict[int, list[torch.Tensor]]) -> None:
         """What the step wrote becomes what the user sees. Only assignments: nothing here can fail."""
         for s, tensors in prepared.items():
-            self._slots.base[s], self._slots.changed[s] = self._slots.changed[s], self._slots.base[s]
+            for x in (s, *self._parts.get(s, ())):
+                self._slots.base[x], self._slots.changed[x] = self._slots.changed[x], self._slots.base[x]
             self._adopt(s, tensors)
 
     def empty(self) -> None:

@@ -13,11 +13,13 @@ from schedopt.run.tier import PAGE, FileTier, RamTier, Tier
 
 @dataclass(frozen=True, slots=True)
 class Slots:
-    """Byte offsets: `base[s]` and, for storages that outlive the step, `changed[s]`, so that the old value is never overwritten."""
+    """Byte offsets: `base[s]` and, for storages that outlive the step, `changed[s]`, so that the old value is never overwritten. Parts lie
+    inside their parents' slots; `flat` are the offsets of both."""
 
     base: dict[int, int]
     changed: dict[int, int]
     size_bytes: int
+    flat: frozenset[int] = frozenset()
 
 
 def lay_out(graph: Graph, schedule: Schedule) -> Slots:
@@ -28,10 +30,15 @@ def lay_out(graph: Graph, schedule: Schedule) -> Slots:
     moved = dict.fromkeys(schedule.away)
     moved |= dict.fromkeys(a.subject for a in schedule.actions if a.kind in (ActionKind.SWAP_OUT, ActionKind.SAVE))
     for s in moved:
-        if graph.storages[s].persistent:
+        if graph.storages[s].persistent and graph.storages[s].parent is None:
             for slots in (base, changed):
                 slots[s] = end
                 end += _padded(graph.storages[s].size_bytes)
+    for part in graph.storages:
+        if part.parent is not None:
+            for slots in (base, changed):
+                slots[part.id] = slots[part.parent] + part.start_bytes
+    flat = frozenset(slots[s] for s in graph.split() for slots in (base, changed))
     spans: dict[int, list[int]] = {}
     for position, action in enumerate(schedule.actions):
         if action.kind in (ActionKind.SWAP_OUT, ActionKind.SAVE, ActionKind.WAIT_IN) and not graph.storages[action.subject].persistent:
@@ -46,7 +53,7 @@ def lay_out(graph: Graph, schedule: Schedule) -> Slots:
             offset = max(offset, start + length)
         base[s] = offset
         placed.append((first, last, offset, size))
-    return Slots(base, changed, max([end, *(p[2] + p[3] for p in placed)]))
+    return Slots(base, changed, max([end, *(p[2] + p[3] for p in placed)]), flat)
 
 
 def make_tier(program: Program, directory: str | None) -> tuple[Tier, Slots]:
@@ -58,7 +65,7 @@ def make_tier(program: Program, directory: str | None) -> tuple[Tier, Slots]:
         raise TierError(f"the plan needs {slots.size_bytes} bytes on the lower tier, tier_bytes allows {constraints.tier_bytes}")
     link, throttle = program.machine.link(schedule.device, schedule.tier), constraints.throttle_bytes_per_s
     if schedule.tier == "file":
-        return FileTier(slots.size_bytes, directory=directory, duplex=link.duplex, throttle_bytes_per_s=throttle), slots
+        return FileTier(slots.size_bytes, directory=directory, duplex=link.duplex, throttle_bytes_per_s=throttle, flat=slots.flat), slots
     blocking = link.blocking and throttle is None
     return RamTier(slots.size_bytes, duplex=link.duplex, throttle_bytes_per_s=throttle, blocking=blocking), slots
 

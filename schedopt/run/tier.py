@@ -143,9 +143,7 @@ class Tier:
 class RamTier(Tier):
     """A second region of memory. `blocking`: copies are made at once by the calling thread and torch's others, not by a worker."""
 
-    def __init__(
-        self, size_bytes: int, *, duplex: bool = True, throttle_bytes_per_s: float | None = None, blocking: bool = False
-    ) -> None:
+    def __init__(self, size_bytes: int, *, duplex: bool = True, throttle_bytes_per_s: float | None = None, blocking: bool = False) -> None:
         self._bytes: Bytes = np.frombuffer(mmap.mmap(-1, max(PAGE, size_bytes)), dtype=np.uint8)
         self._blocking = blocking
         super().__init__(duplex=duplex, throttle_bytes_per_s=throttle_bytes_per_s)
@@ -185,12 +183,20 @@ class FileTier(Tier):
     """An unlinked file: nothing stays behind however the process ends. Page cache is bypassed (O_DIRECT) or dropped at once.
 
     O_DIRECT wants pages; tensors do not start on one. So the bytes of a slot start as far into its first page as the tensor starts into
-    a page of memory: all but its first and last page then go without a copy in between.
+    a page of memory: all but its first and last page then go without a copy in between. Slots in `flat` start at their first byte, since
+    they are also read and written in parts (each of whole pages).
     """
 
     def __init__(
-        self, size_bytes: int, *, directory: str | None = None, duplex: bool = True, throttle_bytes_per_s: float | None = None
+        self,
+        size_bytes: int,
+        *,
+        directory: str | None = None,
+        duplex: bool = True,
+        throttle_bytes_per_s: float | None = None,
+        flat: frozenset[int] = frozenset(),
     ) -> None:
+        self._flat = flat
         self._size = max(PAGE, -(-size_bytes // PAGE) * PAGE)
         folder = directory or tempfile.gettempdir()
         try:
@@ -202,7 +208,7 @@ class FileTier(Tier):
             hint = "give another directory or use tier='ram'" if error.errno == errno.ENOSPC else "check the directory"
             raise TierError(f"no room for {self._size} bytes of swapped tensors in {folder}: {error.strerror}; {hint}") from error
         self._map: mmap.mmap | None = mmap.mmap(self._fd, self._size)
-        self._heads: dict[int, int] = {}  # slot -> bytes of the storage that lie in the slot's first page
+        self._heads = dict.fromkeys(flat, PAGE)  # slot -> bytes of the storage that lie in the slot's first page
         self._bounce = {way: np.frombuffer(mmap.mmap(-1, CHUNK), dtype=np.uint8) for way in ("out", "in")}
         super().__init__(duplex=duplex, throttle_bytes_per_s=throttle_bytes_per_s)
         self._close_file = weakref.finalize(self, os.close, self._fd)
@@ -214,6 +220,9 @@ class FileTier(Tier):
         self._map = None
 
     def _write(self, offset: int, data: Bytes) -> None:
+        if offset in self._flat:
+            self._move_flat("out", offset, data)
+            return
         head = self._heads[offset] = _head(data)
         start = offset + PAGE - head
         if head:
@@ -226,6 +235,9 @@ class FileTier(Tier):
         self._forget(offset, data.nbytes)
 
     def _read(self, offset: int, data: Bytes) -> None:
+        if offset in self._flat:
+            self._move_flat("in", offset, data)
+            return
         head = self._heads[offset]
         start = offset + PAGE - head
         if head:
@@ -235,6 +247,11 @@ class FileTier(Tier):
             _whole(lambda view, to: os.preadv(self._fd, [view], to), data[at : min(at + STRAIGHT, head + middle)], start + at)
         for at in range(head + middle, data.nbytes, CHUNK):
             self._bounced("in", start + at, data[at : at + CHUNK])
+        self._forget(offset, data.nbytes)
+
+    def _move_flat(self, way: str, offset: int, data: Bytes) -> None:
+        for at in range(0, data.nbytes, CHUNK):
+            self._bounced(way, offset + at, data[at : at + CHUNK])
         self._forget(offset, data.nbytes)
 
     @staticmethod

@@ -31,7 +31,7 @@ from schedopt.solvers import exact, window
 from schedopt.solvers.bound import floor, lower_bound
 from schedopt.solvers.expand import Choices, Expansion, ImpossibleChoice, expand
 from schedopt.solvers.greedy import GreedyOptions, greedy
-from schedopt.solvers.problem import Problem, eager_peak
+from schedopt.solvers.problem import Problem, eager_peak, one_each
 from schedopt.solvers.realise import Realised, clock, realise
 
 _RUNG = 0.9
@@ -91,7 +91,8 @@ def solve(
     known: list[Found] | None = None,
     progress: Callable[[float, str], None] | None = None,
 ) -> AutoAnswer:
-    """Best plan found for any of the `problems` (the same step in several orders). `known`: plans of smaller budgets.
+    """Best plan found for any of the `problems`: the same step in several orders, and with large updates whole (first) or in parts.
+    `known`: plans of smaller budgets.
 
     `progress(share of the time used, what is done)`.
     """
@@ -103,12 +104,17 @@ def solve(
     for found in sorted(known or (), key=lambda f: (f.step_ns, f.score)):
         search.take_if_faster(found)
     tell(1 - search.left() / options.time_limit_s, "bound")
-    bound = lower_bound(problems[0]).step_ns
+    bound = bound_of(problems)
     if search.best is not None and bound is not None and search.best.step_ns > bound * _GOOD:
         search.propose()
         search.improve(bound)
     search.try_window()
     return AutoAnswer(search.best, bound, time.perf_counter() - started)
+
+
+def bound_of(problems: list[Problem]) -> int | None:
+    """A bound for all of the problems; None if none of them can fit."""
+    return min((b for b in (lower_bound(problem).step_ns for problem in one_each(problems)) if b is not None), default=None)
 
 
 class Search:
@@ -150,7 +156,7 @@ class Search:
     def ladder(self) -> None:
         """Greedy on the fixed rungs at and below the budget, carried up from the lowest."""
         rungs: list[list[Found]] = []
-        for target in _rungs(self.problems[0]):
+        for target in _rungs(self.problems):
             rungs.append([found for problem in self.problems for found in self._rung(replace(problem, budget_bytes=target))])
             unbeatable = any(found.realised.stall_ns == 0 and found.step_ns == found.problem.compute_ns for found in rungs[-1])
             if unbeatable or (any(rungs) and self.left() < self.o.time_limit_s / 2):
@@ -179,10 +185,10 @@ class Search:
 
     def try_window(self) -> None:
         """The window method's plan, if it is faster than all else."""
-        problem = self.problems[0]
-        answer = window.solve(problem, self.o.tier, self.o.device) if problem.may_swap else None
-        if answer is not None and answer.schedule is not None:
-            self.take_if_faster(_found(problem, {}, None, clock(problem, answer.schedule), "window"))
+        for problem in one_each(self.problems) if self.problems[0].may_swap else ():
+            answer = window.solve(problem, self.o.tier, self.o.device)
+            if answer.schedule is not None:
+                self.take_if_faster(_found(problem, {}, None, clock(problem, answer.schedule), "window"))
 
     def propose(self) -> None:
         """CP-SAT for two targets, repaired by greedy."""
@@ -259,10 +265,10 @@ def _found(problem: Problem, choices: Choices, expansion: Expansion | None, real
     return Found(problem, choices, expansion, realised, score, solver)
 
 
-def _rungs(problem: Problem) -> Iterator[int]:
+def _rungs(problems: list[Problem]) -> Iterator[int]:
     """Fixed targets from the first at most the budget downwards."""
-    target, least = eager_peak(problem.graph), floor(problem)[0]
-    while target > problem.budget_bytes:
+    target, least = eager_peak(problems[0].graph), min(floor(problem)[0] for problem in one_each(problems))
+    while target > problems[0].budget_bytes:
         target = int(target * _RUNG)
     while target >= least:
         yield target

@@ -12,7 +12,7 @@ Why no plan is faster: forced(p) is what op p touches, creates and works with, a
 at p must come back before its next use, by a copy or by its recipe; c_g counts an op's time only in equal parts over all storages that it
 makes, so that one run never counts twice. Updates may run anywhere, so only gaps between other ops enter (those keep the captured order);
 what a recompute itself needs is left out, copies overlap perfectly, undo copies are free. What outlives the step may have its copy on the
-tier already, so its o_s counts only for the gap over the step's boundary, and only if it is written. All of it can only make T smaller
+tier already, so its o_s counts only for the gap over the step's boundary, and only if it is written. Split storages always rest there. All of it can only make T smaller
 than a real plan's.
 """
 
@@ -57,7 +57,7 @@ def lower_bound(problem: Problem, time_limit_s: float = 20.0) -> Bound:
     solver = pywraplp.Solver.CreateSolver("GLOP")
     solver.SetTimeLimit(round(time_limit_s * 1000))
     total = solver.NumVar(problem.compute_ns, solver.infinity(), "T")
-    swap = [solver.NumVar(0, 1 if problem.may_swap else 0, f"x{i}") for i in range(len(gaps))]
+    swap = [solver.NumVar(g.number < 0 and g.storage in problem.split, problem.may_swap, f"x{i}") for i, g in enumerate(gaps)]
     again = [solver.NumVar(0, 1 if problem.may_recompute and g.recompute_ns is not None else 0, f"r{i}") for i, g in enumerate(gaps)]
     out = {s: solver.NumVar(0, 1, f"o{s}") for s in sorted({g.storage for g in gaps if g.leaves})}
     for gap, x, r in zip(gaps, swap, again, strict=True):

@@ -89,7 +89,8 @@ class _Expander:
         self.recompute_ns = 0
         self.visiting: set[int] = set()
         self.fetched: list[int] = []
-        self.away = tuple(s.id for s in graph.storages if s.persistent and problem.uses[s.id] and choices.get((s.id, -1)) == "swap")
+        rests = [s.persistent and bool(problem.uses[s.id]) and choices.get((s.id, -1)) == "swap" for s in graph.storages]
+        self.away = tuple(s for s, rest in enumerate(rests) if rest or s in problem.split)
         resting = set(self.away)
         for storage in graph.storages:
             if storage.external and storage.id not in resting:

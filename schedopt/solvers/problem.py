@@ -70,11 +70,18 @@ class Problem:
         return {s: op.id for op in self.graph.ops for s in op.creates}
 
     @cached_property
+    def split(self) -> frozenset[int]:
+        """Storages that have parts, and the parts: they always rest on the lower tier."""
+        return self.graph.split()
+
+    @cached_property
     def movable(self) -> tuple[bool, ...]:
         """Per storage, whether it may be swapped or dropped at all."""
         outputs = set(self.graph.outputs)
         inputs = {s.id for s in self.graph.storages if s.external and not s.persistent}
-        return tuple(s.size_bytes >= SMALL_BYTES and s.id not in outputs and s.id not in inputs for s in self.graph.storages)
+        return tuple(
+            (s.size_bytes >= SMALL_BYTES or s.id in self.split) and s.id not in outputs and s.id not in inputs for s in self.graph.storages
+        )
 
     @cached_property
     def snapshot(self) -> tuple[int, ...]:
@@ -111,6 +118,11 @@ class Problem:
         return sum(op.time_ns for op in self.graph.ops)
 
 
+def one_each(problems: list[Problem]) -> list[Problem]:
+    """The first of the problems of each graph."""
+    return list({id(problem.graph): problem for problem in reversed(problems)}.values())[::-1]
+
+
 def captured_order(graph: Graph) -> tuple[int, ...]:
     """Every update at the end, as eager does."""
     return tuple(op.id for op in graph.ops)
@@ -141,7 +153,7 @@ def order_profile(graph: Graph, order: tuple[int, ...]) -> list[int]:
         one = graph.ops[op]
         last.update(dict.fromkeys((*one.reads, *one.writes, *one.creates), position))
     outputs = set(graph.outputs)
-    used = sum(s.size_bytes for s in graph.storages if s.external)
+    used = sum(s.size_bytes for s in graph.storages if s.external and s.parent is None)
     profile = []
     for position, op in enumerate(order):
         one = graph.ops[op]

@@ -54,7 +54,8 @@ class _Window:
         graph = problem.graph
         self.actions: list[Action] = []
         self.state = [_State() for _ in graph.storages]
-        self.away = tuple(s.id for s in graph.storages if s.persistent and problem.movable[s.id] and problem.uses[s.id])
+        rests = [s.persistent and problem.movable[s.id] and bool(problem.uses[s.id]) for s in graph.storages]
+        self.away = tuple(s for s, rest in enumerate(rests) if rest or s in problem.split)
         resting = set(self.away)
         self.used = sum(problem.sizes[s] for s in problem.snapshot)
         for storage in graph.storages:
