@@ -10,7 +10,7 @@ memory bandwidth that the clock does not see. The bound comes from `bound`.
 
 Larger budgets are never slower, as far as these three go:
 
-* Rungs are powers of 0.9 of the eager peak, the same for every budget. A rung's answers are made for the rung's own bytes, and carried up
+* Rungs are powers of 0.85 of the eager peak, the same for every budget. A rung's answers are made for the rung's own bytes, and carried up
   from the lowest rung: the next one replaces it only if its step is not slower. So what the ladder gives can not get slower with the
   budget. This holds as long as the whole ladder is gone through, that is if it takes less than half of the time limit.
 * Plans given before for smaller budgets of the same problem (`known`) are a limit too: no slower plan is taken.
@@ -26,21 +26,26 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
+import numpy as np
+
+from schedopt.graph import Phase
 from schedopt.plan import ActionKind
 from schedopt.solvers import exact, window
 from schedopt.solvers.bound import floor, lower_bound
-from schedopt.solvers.expand import Choices, Expansion, ImpossibleChoice, expand
+from schedopt.solvers.expand import Choices, Expansion, ImpossibleChoice, expand, profile
 from schedopt.solvers.greedy import GreedyOptions, greedy
 from schedopt.solvers.problem import Problem, eager_peak, one_each
 from schedopt.solvers.realise import Realised, clock, realise
 
-_RUNG = 0.9
-_VARIANTS = (  # weight of a copy, positions that inputs of recomputes linger, whether swaps are allowed
-    (0.03, 6, True),
-    (0.3, 6, True),
-    (0.1, 40, True),
-    (0.1, 0, True),
-    (0.1, 4, False),
+_RUNG = 0.85
+_VARIANTS = (  # weight of a copy, positions that inputs of recomputes linger, whether swaps are allowed, whether recomputes are
+    (0.03, 6, True, True),
+    (0.03, 0, True, False),
+    (0.3, 6, True, True),
+    (0.3, 0, True, False),
+    (0.1, 40, True, True),
+    (0.1, 0, True, True),
+    (0.1, 4, False, True),
 )
 _LINGERS = (0, 1, 2, 4, 12, 40)
 _COPY_PRICE = 0.02
@@ -106,8 +111,10 @@ def solve(
     tell(1 - search.left() / options.time_limit_s, "bound")
     bound = bound_of(problems)
     if search.best is not None and bound is not None and search.best.step_ns > bound * _GOOD:
+        search.delay()
         search.propose()
         search.improve(bound)
+        search.delay()
     search.try_window()
     return AutoAnswer(search.best, bound, time.perf_counter() - started)
 
@@ -190,6 +197,17 @@ class Search:
             if answer.schedule is not None:
                 self.take_if_faster(_found(problem, {}, None, clock(problem, answer.schedule), "window"))
 
+    def delay(self) -> None:
+        """Updates that need not be early wait for the end, where they need no undo copy."""
+        base = self.base
+        if base is None or base.expansion is None or not base.problem.undo:
+            return
+        problem = self._own(base.problem)
+        order = _delayed(problem, base.choices, base.expansion)
+        if order != problem.order:
+            problem = replace(problem, order=order)
+            self.offer(self.judge(problem, base.choices, expand(problem, base.choices), base.solver))
+
     def propose(self) -> None:
         """CP-SAT for two targets, repaired by greedy."""
         base = self.base
@@ -214,7 +232,8 @@ class Search:
             self.tell(1 - self.left() / self.o.time_limit_s, "neighbourhoods")
             linger = self.random.choice((base.problem.linger, base.problem.linger, *_LINGERS))
             swap = self.problems[0].may_swap and (base.problem.may_swap or self.random.random() < 0.5)
-            problem = replace(self._own(base.problem), linger=linger, may_swap=swap)
+            recompute = self.problems[0].may_recompute and (base.problem.may_recompute or self.random.random() < 0.5)
+            problem = replace(self._own(base.problem), linger=linger, may_swap=swap, may_recompute=recompute)
             kept = self._without_window(base, base.expansion)
             target = round(problem.budget_bytes * self.random.choice((1.0, 0.98, 0.95, 0.9)))
             options = GreedyOptions(target, self.random.choice((0.02, 0.1, 0.3, 1.0)), 0.6, self.random.randrange(2**31))
@@ -252,17 +271,34 @@ class Search:
 def _variants(problem: Problem) -> Iterator[tuple[float, Problem]]:
     """Weights of a copy with variants of the problem for greedy; only those that differ for this problem."""
     seen = set()
-    for weight, linger, swap in _VARIANTS:
-        swap &= problem.may_swap
-        key = (weight if swap else 0.0, linger if problem.may_recompute else 0, swap)
-        if key not in seen and (swap or problem.may_recompute):
+    for weight, linger, swap, recompute in _VARIANTS:
+        swap, recompute = swap and problem.may_swap, recompute and problem.may_recompute
+        key = (weight if swap else 0.0, linger if recompute else 0, swap, recompute)
+        if key not in seen and (swap or recompute):
             seen.add(key)
-            yield weight, replace(problem, linger=linger, may_swap=swap)
+            yield weight, replace(problem, linger=linger, may_swap=swap, may_recompute=recompute)
 
 
 def _found(problem: Problem, choices: Choices, expansion: Expansion | None, realised: Realised, solver: str) -> Found:
     score = realised.step_ns + _COPY_PRICE * sum(_copied_ns(problem, realised))
     return Found(problem, choices, expansion, realised, score, solver)
+
+
+def _delayed(problem: Problem, choices: Choices, expansion: Expansion) -> tuple[int, ...]:
+    """The order with every update at the end whose gradient there is room for until then, the last ones first."""
+    free = problem.budget_bytes - np.array(profile(problem, expansion), dtype=np.int64)
+    step_of = {op: step for step, (op, again) in enumerate(expansion.steps) if not again}
+    moved = {s for s, _ in choices} | set(expansion.away)
+    late: set[int] = set()
+    for op in reversed(problem.order):
+        one = problem.graph.ops[op]
+        if one.phase is not Phase.UPDATE or not moved.isdisjoint(one.writes) or not moved.isdisjoint(one.reads):
+            continue
+        size = sum(problem.sizes[s] for s in one.reads if not problem.graph.storages[s].external)
+        if free[step_of[op] :].min(initial=size) >= size:
+            free[step_of[op] :] -= size
+            late.add(op)
+    return (*(op for op in problem.order if op not in late), *(op for op in problem.order if op in late))
 
 
 def _rungs(problems: list[Problem]) -> Iterator[int]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -67,21 +68,50 @@ def swap_prices(problem: Problem, options: list[Candidate], weight: float, crowd
     return rows
 
 
-def recompute_price(problem: Problem, candidate: Candidate) -> float | None:
-    """Time of the recipe, and of the recipes of inputs that will not be there (one level down); None if it can not be recomputed."""
+def recompute_price(problem: Problem, candidate: Candidate, choices: Choices, limit_ns: float = float("inf")) -> float | None:
+    """Time of the recipe, and of bringing back the inputs that will not be there, by a copy or by their own recipes; None if it can not be
+    recomputed, or takes longer than `limit_ns`."""
     s, number = candidate.gap
-    recipe = problem.recipe(s, candidate.need_version) if number >= 0 else None
-    if recipe is None:
+    if number < 0:
         return None
-    back = problem.uses[s][number + 1]
-    cost = 0.0
-    for op in recipe:
-        cost += problem.graph.ops[op].time_ns
-        for u in problem.graph.ops[op].reads:
-            if problem.graph.storages[u].external or problem.uses[u][-1] >= back:
-                continue
-            again = problem.recompute_ns(u, problem.needed[op][u])
-            if again is None:
+    return _Recipes(problem, choices, problem.uses[s][number + 1], limit_ns).price(s, candidate.need_version)
+
+
+class _Recipes:
+    """What it takes to have a storage on the device again at a position, as far as choices are made."""
+
+    def __init__(self, problem: Problem, choices: Choices, position: int, limit_ns: float) -> None:
+        self.p, self.choices, self.position, self.left = problem, choices, position, limit_ns
+        self.paid: set[tuple[int, int]] = set()
+
+    def price(self, s: int, version: int) -> float | None:
+        """Of the storage's recipe; None if there is none, or it is too dear."""
+        recipe = self.p.recipe(s, version)
+        if recipe is None:
+            return None
+        self.paid.add((s, version))
+        cost = 0.0
+        for op in recipe:
+            cost += self.p.graph.ops[op].time_ns
+            self.left -= self.p.graph.ops[op].time_ns
+            if self.left < 0:
                 return None
-            cost += again
-    return cost
+            for u in self.p.graph.ops[op].reads:
+                part = self._input(u, self.p.needed[op][u])
+                if part is None:
+                    return None
+                cost += part
+        return cost
+
+    def _input(self, u: int, version: int) -> float | None:
+        """Of an input: free if it is there then, a copy in if it was swapped, else its recipe."""
+        if (u, version) in self.paid or self.p.graph.storages[u].external:
+            return 0.0
+        uses = self.p.uses[u]
+        before = bisect_left(uses, self.position) - 1
+        how = self.choices.get((u, before)) if before + 1 < len(uses) else "recompute"
+        if how is None:
+            return 0.0
+        if how == "swap":
+            return float(self.p.link.tax_ns(self.p.sizes[u]))
+        return self.price(u, version)

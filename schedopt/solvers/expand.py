@@ -62,15 +62,16 @@ class Expansion:
 
 
 class ImpossibleChoice(Exception):
-    """A choice that can not be carried out; `storage` is the one that can not come back."""
+    """A choice that can not be carried out. `chain`: the storage that an op needs, whose recipe needs the next one, and so on to the one
+    that can not come back."""
 
-    def __init__(self, storage: int) -> None:
-        super().__init__(f"storage {storage} can not come back")
-        self.storage = storage
+    def __init__(self, chain: tuple[int, ...]) -> None:
+        super().__init__(f"storage {chain[-1]} can not come back")
+        self.chain = chain
 
 
 def expand(problem: Problem, choices: Choices) -> Expansion:
-    """Carry out `choices`; ImpossibleChoice names a storage whose recipe does not work there."""
+    """Carry out `choices`; ImpossibleChoice names storages whose recipes do not work there."""
     return _Expander(problem, choices).run()
 
 
@@ -87,7 +88,7 @@ class _Expander:
         self.use_number = [-1] * len(graph.storages)
         self.saved_rng: set[int] = set()
         self.recompute_ns = 0
-        self.visiting: set[int] = set()
+        self.visiting: dict[int, None] = {}
         self.fetched: list[int] = []
         rests = [s.persistent and bool(problem.uses[s.id]) and choices.get((s.id, -1)) == "swap" for s in graph.storages]
         self.away = tuple(s for s, rest in enumerate(rests) if rest or s in problem.split)
@@ -159,7 +160,7 @@ class _Expander:
     def _ensure(self, s: int, version: int, position: int) -> None:
         if s in self.open:
             if self.version[s] != version:
-                raise ImpossibleChoice(s)
+                raise ImpossibleChoice((*self.visiting, s))
             return
         if self.lower.get(s) == version:
             self._open(s, Begin.COPY_IN, len(self.steps))
@@ -167,11 +168,11 @@ class _Expander:
             return
         recipe = self.p.recipe(s, version)
         if recipe is None or s in self.visiting or len(self.visiting) > _DEPTH:
-            raise ImpossibleChoice(s)
-        self.visiting.add(s)
+            raise ImpossibleChoice((*self.visiting, s))
+        self.visiting[s] = None
         for op in recipe:
             self._again(op, s, position)
-        self.visiting.discard(s)
+        del self.visiting[s]
 
     def _again(self, op: int, target: int, position: int) -> None:
         one = self.p.graph.ops[op]
@@ -183,7 +184,7 @@ class _Expander:
                 if not there:
                     self.fetched.append(s)
             elif self.version[s] != self.p.needed[op][s]:
-                raise ImpossibleChoice(target)
+                raise ImpossibleChoice(tuple(self.visiting))
         step = len(self.steps)
         self.steps.append((op, True))
         self.recompute_ns += one.time_ns

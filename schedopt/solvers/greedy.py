@@ -13,6 +13,7 @@ from schedopt.solvers.candidates import Candidate, candidates, recompute_price, 
 from schedopt.solvers.expand import Choices, Expansion, Gap, ImpossibleChoice, expand, profile
 from schedopt.solvers.problem import Problem
 
+_DEAR = 4.0  # a recompute that takes so many times longer than the swap is not looked at any further
 _CROWDED = 0.7  # share of the compute time a link may be busy before its copies count in full
 
 
@@ -62,34 +63,29 @@ class _Greedy:
             expansion = self._expand_or_ban(added)
 
     def _expand_or_ban(self, added: list[tuple[Gap, str]]) -> Expansion:
-        """Expand; where a choice can not be carried out, take back what was added last and forbid the culprit."""
+        """Expand; where choices can not be carried out, take back some that were added last and forbid them."""
         while True:
             try:
                 return expand(self.p, self.choices)
-            except ImpossibleChoice:
-                if not added:
+            except ImpossibleChoice as impossible:
+                guilty = self._guilty(impossible.chain, added)
+                if not guilty:
                     self.choices = {gap: how for gap, how in self.choices.items() if how == "swap"}
+                    added = []
                     continue
-                half = [a for a in added if a[1] == "recompute"] or added
-                good = self._longest_good(half, [a for a in added if a not in half])
-                self.banned.update(a for a in half if a not in good)
-                added = []
+                self.banned.update(guilty)
+                added = [choice for choice in added if choice not in guilty]
+                for gap, _ in guilty:
+                    del self.choices[gap]
 
-    def _longest_good(self, suspects: list[tuple[Gap, str]], sure: list[tuple[Gap, str]]) -> list[tuple[Gap, str]]:
-        base = {gap: how for gap, how in self.choices.items() if (gap, how) not in suspects}
-        good: list[tuple[Gap, str]] = []
-        pending = [suspects]
-        while pending:
-            part = pending.pop()
-            try:
-                expand(self.p, {**base, **dict(good), **dict(part)})
-                good += part
-            except ImpossibleChoice:
-                if len(part) > 1:
-                    middle = len(part) // 2
-                    pending += [part[middle:], part[:middle]]
-        self.choices = {**base, **dict(sure), **dict(good)}
-        return good
+    @staticmethod
+    def _guilty(chain: tuple[int, ...], added: list[tuple[Gap, str]]) -> set[tuple[Gap, str]]:
+        """Of what was added: recomputes of the first storage in the chain that has any, or else half of all."""
+        for s in chain:
+            if found := {choice for choice in added if choice[0][0] == s and choice[1] == "recompute"}:
+                return found
+        recomputes = [choice for choice in added if choice[1] == "recompute"] or added
+        return set(recomputes[len(recomputes) // 2 :])
 
     def _round(self, expansion: Expansion, used: np.ndarray) -> tuple[list[tuple[Gap, str]], int]:
         """Choices for all steps that are over the target, by an estimate of their effect; the step where none was found."""
@@ -138,7 +134,8 @@ class _Market:
             swappable = problem.may_swap and (candidate.gap, "swap") not in search.banned
             swaps[:2, i] = swaps[:2, i] if swappable else np.inf
             if problem.may_recompute and (candidate.gap, "recompute") not in search.banned:
-                price = recompute_price(problem, candidate)
+                limit = _DEAR * swaps[1, i] if np.isfinite(swaps[1, i]) else np.inf
+                price = recompute_price(problem, candidate, search.choices, limit)
                 again[i] = np.inf if price is None else price
         noise = 1.0 + o.noise * search.random.uniform(-1.0, 1.0, (2, len(options)))
         self.prices = [np.stack([row * noise[0], again * noise[1]]) + 1.0 for row in swaps[:2]]
