@@ -1,6 +1,6 @@
 """Memory against speed on this CPU: schedopt beside eager and its rivals, each row in processes of its own.
 
-    python benchmarks/memory.py                      # all models and budgets; an hour on two cores
+    python benchmarks/memory.py                      # all models and budgets; over an hour on two cores
     python benchmarks/memory.py --models resnet50 --budgets 100,30 --rivals eager,checkpoint
     python benchmarks/memory.py --quick              # small sizes, to see that everything runs
 
@@ -8,8 +8,8 @@ Time: eager lives in one process, the row in another; they step in turn, the ord
 of all pairs counts. The row "eager" is a second eager process: how far it is from 1 is the noise. All rows, eager too, keep freed memory
 mapped (`schedopt.run.heap`), since a fresh process that gives it back loses much more to page faults than any plan gains.
 Peak: another process runs from its first tensor on under torch's allocator log, so the live bytes need no assumption, and takes the largest
-value during the last step. A third reads the kernel's high-water mark (VmHWM) over that step, less what the process held before it built
-anything; with `--tier ram` that includes the tier. Ratios only: the machines are shared and noisy.
+value during the second step. Process peak: the kernel's high-water mark (VmHWM) over one more step of the timed process, less what it held
+before it built anything; with `--tier ram` that includes the tier. Ratios only: the machines are shared and noisy.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ RESULTS = ROOT / "results"
 RIVALS = ("checkpoint", "save_on_cpu", "activation_budget:0.5", "activation_budget:0.1", "rockmate")
 _LONGEST_S = 1800
 _WARM_UP = 2
-_FEWEST, _LONG_ENOUGH_S = 5, 60.0  # pairs that count at least; no more of them after so many seconds
+_FEWEST, _LONG_ENOUGH_S = 3, 45.0  # pairs that count at least; no more of them after so many seconds
 MARK_BYTES = 1_234_567  # an allocation of this size marks the start of the last step in the log
 
 
@@ -48,7 +48,7 @@ def main() -> int:
         return 0
     rows = []
     for model in args.models.split(","):
-        names = ["eager"] + [f"auto@{b}" for b in args.budgets.split(",")] + [f"window@{b}" for b in args.budgets.split(",")]
+        names = ["eager"] + [f"auto@{b}" for b in args.budgets.split(",")] + [f"window@{b}" for b in args.budgets.split(",") if b != "100%"]
         names += [r for r in args.rivals.split(",") if r]
         for number, name in enumerate(names, start=1):
             print(f"[{model} {number}/{len(names)}] {name}", file=sys.stderr, flush=True)
@@ -78,8 +78,7 @@ def _row(model: str, name: str, args: argparse.Namespace) -> dict[str, Any]:
         task |= {"plan": str(Path(folder) / "plan.json"), "time_limit": min(args.time_limit, 3.0) if args.quick else args.time_limit}
         try:
             row |= _time(task, args.steps)
-            for what in ("peak", "process"):
-                row |= _result(_start({**task, "what": what}).communicate(timeout=_LONGEST_S)[0])
+            row |= _result(_start({**task, "what": "peak"}).communicate(timeout=_LONGEST_S)[0])
         except subprocess.TimeoutExpired:
             row["error"] = f"took over {_LONGEST_S} seconds"
         except RuntimeError as error:
@@ -113,9 +112,16 @@ class Stepper:
 
     def step(self) -> float:
         """Seconds of one step."""
+        return float(self._ask("step")["seconds"])
+
+    def process_peak(self) -> int:
+        """Largest memory of the process during one more step, less what it held before it built anything."""
+        return int(self._ask("peak")["process_peak_bytes"])
+
+    def _ask(self, what: str) -> dict[str, Any]:
         assert self._process.stdin is not None
-        print("step", file=self._process.stdin, flush=True)
-        return float(self._answer()["seconds"])
+        print(what, file=self._process.stdin, flush=True)
+        return self._answer()
 
     def close(self) -> None:
         """End the process."""
@@ -140,11 +146,13 @@ def _time(task: dict[str, Any], count: int) -> dict[str, Any]:
             pairs.append([seconds[0], seconds[1]])
             if len(pairs) >= _WARM_UP + _FEWEST and time.perf_counter() - started > _LONG_ENOUGH_S:
                 break
+        process_peak = both[1].process_peak()
     finally:
         for stepper in both:
             stepper.close()
     measured = pairs[_WARM_UP:]
-    result = both[1].about | {"pairs": len(measured), "time_over_eager": statistics.median(b / a for a, b in measured)}
+    result = both[1].about | {"pairs": len(measured), "process_peak_bytes": process_peak}
+    result["time_over_eager"] = statistics.median(b / a for a, b in measured)
     if "predicted_s" in result:
         result["predicted_over_measured_time"] = result.pop("predicted_s") / statistics.median(b for _, b in measured)
     return result
@@ -160,20 +168,10 @@ def _work(task: dict[str, Any]) -> dict[str, Any]:
     keep_heap()
     if task["what"] == "time":
         return _serve(task)
-    base = _status("VmRSS")
-    if task["what"] == "process":
-        step = _step(task)[0]
-        step()
-        step()
-        gc.collect()
-        Path("/proc/self/clear_refs").write_text("5")
-        step()
-        return {"process_peak_bytes": _status("VmHWM") - base}
     from schedopt.compat import allocator_changes
 
     def run() -> None:
         step = _step(task)[0]
-        step()
         step()
         gc.collect()
         del_me = torch.empty(MARK_BYTES, dtype=torch.uint8)
@@ -222,6 +220,7 @@ def _constraints(options: dict[str, Any], memory: Any) -> Any:
 
 def _serve(task: dict[str, Any]) -> dict[str, Any]:
     """Build the step, say so, and make a step for every line that comes in."""
+    base = _status("VmRSS")
     started = time.perf_counter()
     step, ours = _step(task)
     about: dict[str, Any] = {"prepare_seconds": time.perf_counter() - started}
@@ -239,10 +238,12 @@ def _serve(task: dict[str, Any]) -> dict[str, Any]:
             "solve_seconds": plan.solve_seconds,
         }
     print(json.dumps(about), flush=True)
-    for _ in sys.stdin:
+    for line in sys.stdin:
+        Path("/proc/self/clear_refs").write_text("5")  # the mark starts again from the present
         begin = time.perf_counter()
         step()
-        print(json.dumps({"seconds": time.perf_counter() - begin}), flush=True)
+        seconds = time.perf_counter() - begin
+        print(json.dumps({"seconds": seconds} if line == "step\n" else {"process_peak_bytes": _status("VmHWM") - base}), flush=True)
     return {}
 
 

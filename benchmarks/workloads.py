@@ -77,7 +77,7 @@ def _under(job: Workload, context: Callable[[], contextlib.AbstractContextManage
 
 def _activation_budget(job: Workload, share: float) -> Step:
     """torch.compile without code generation: its partitioner decides what the backward pass recomputes."""
-    config = importlib.import_module("torch._functorch.config")
+    config: Any = importlib.import_module("torch._functorch.config")
     config.activation_memory_budget = share
     job.model.compile(backend="aot_eager_decomp_partition")
     return lambda: run_eager_step(job)
