@@ -1,4 +1,4 @@
-"""The command line: `schedopt plan`, `run`, `check`, `show`, `export`, `machine`."""
+"""The command line: `schedopt plan`, `run`, `check`, `show`, `export`, `machine`, `solve`."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from schedopt.cli import file_commands, machine_commands
+from schedopt.cli import file_commands, machine_commands, solve_commands
 from schedopt.cli.plan_command import plan
 from schedopt.cli.run_command import run
 from schedopt.cli.shell import set_debug
@@ -24,6 +24,7 @@ app.command()(file_commands.check)
 app.command()(file_commands.show)
 app.command()(file_commands.export)
 app.add_typer(machine_commands.app, name="machine")
+app.add_typer(solve_commands.app, name="solve")
 
 
 @app.callback()
