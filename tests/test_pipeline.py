@@ -7,6 +7,7 @@ import json
 import random
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from typer.testing import CliRunner
@@ -25,7 +26,7 @@ UNIT = StageCost(1, 1, 1, 2, -1, -1, None)
 PAPER = StageCost(18522, 18086, 9337, 200704, -86016, -114688, None)  # 1.5B row of arXiv 2401.10241
 
 
-def pipe(stages: int, microbatches: int, cost: StageCost = UNIT, **more: object) -> PipelineSpec:
+def pipe(stages: int, microbatches: int, cost: StageCost = UNIT, **more: Any) -> PipelineSpec:
     """Equal stages."""
     return replace(PipelineSpec((cost,) * stages, microbatches), **more)
 
@@ -35,7 +36,7 @@ def limited(cost: StageCost, microbatches: float) -> StageCost:
     return replace(cost, limit_bytes=int(microbatches * cost.forward_bytes))
 
 
-def uneven(seed: int, stages: int, microbatches: int, room: float, **more: object) -> PipelineSpec:
+def uneven(seed: int, stages: int, microbatches: int, room: float, **more: Any) -> PipelineSpec:
     """Stages with random times."""
     draw = random.Random(seed)
     costs = [limited(StageCost(draw.randint(2, 9), draw.randint(2, 9), draw.randint(1, 6), 4, -1, -3), room) for _ in range(stages)]
