@@ -9,7 +9,8 @@ of all pairs counts. The row "eager" is a second eager process: how far it is fr
 mapped (`schedopt.run.heap`), since a fresh process that gives it back loses much more to page faults than any plan gains.
 Peak: another process runs from its first tensor on under torch's allocator log, so the live bytes need no assumption, and takes the largest
 value during the second step. Process peak: the kernel's high-water mark (VmHWM) over one more step of the timed process, less what it held
-before it built anything; with `--tier ram` that includes the tier. Ratios only: the machines are shared and noisy.
+before it built anything; with `--tier ram` that includes the tier. Steps with blocks over 32 MiB spend much time on page faults, more or
+less of it by chance: `GLIBC_TUNABLES=glibc.malloc.hugetlb=1` in front of the command makes all rows steadier. Ratios only: the machines are shared and noisy.
 """
 
 from __future__ import annotations
@@ -48,7 +49,7 @@ def main() -> int:
         return 0
     rows = []
     for model in args.models.split(","):
-        names = ["eager"] + [f"auto@{b}" for b in args.budgets.split(",")] + [f"window@{b}" for b in args.budgets.split(",") if b != "100%"]
+        names = ["eager"] + [f"auto@{b}" for b in args.budgets.split(",")] + [f"window@{b}" for b in args.window_budgets.split(",") if b]
         names += [r for r in args.rivals.split(",") if r]
         for number, name in enumerate(names, start=1):
             print(f"[{model} {number}/{len(names)}] {name}", file=sys.stderr, flush=True)
@@ -61,6 +62,7 @@ def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--models", default="resnet50,vgg16,gpt2")
     parser.add_argument("--budgets", default="100%,50%,30%,25%,least")
+    parser.add_argument("--window-budgets", default="50%,30%,25%,least", help="budgets of the window method, the control")
     parser.add_argument("--rivals", default=",".join(RIVALS))
     parser.add_argument("--steps", type=int, default=11)
     parser.add_argument("--tier", default="ram")
@@ -261,7 +263,15 @@ def _write(rows: list[dict[str, Any]], args: argparse.Namespace) -> None:
     RESULTS.mkdir(exist_ok=True)
     cpu = next((x.split(":")[1].strip() for x in Path("/proc/cpuinfo").read_text().splitlines() if x.startswith("model name")), "")
     machine = {"cpu": cpu or platform.machine(), "cores": os.cpu_count(), "torch": torch.__version__, "python": platform.python_version()}
-    about = {"machine": machine, "tier": args.tier, "steps": args.steps, "quick": args.quick, "time_limit_s": args.time_limit}
+    malloc = os.environ.get("GLIBC_TUNABLES", "")
+    about = {
+        "machine": machine,
+        "malloc": malloc,
+        "tier": args.tier,
+        "steps": args.steps,
+        "quick": args.quick,
+        "time_limit_s": args.time_limit,
+    }
     _replace(RESULTS / f"{args.name}.json", json.dumps({**about, "rows": rows}, indent=1) + "\n")
     _replace(RESULTS / f"{args.name}.md", _table(rows, about))
 
@@ -277,7 +287,8 @@ def _table(rows: list[dict[str, Any]], about: dict[str, Any]) -> str:
     lines = [
         f"{machine['cpu']}, {machine['cores']} cores, torch {machine['torch']}, lower tier {about['tier']}, "
         + f"median of {_FEWEST} to {about['steps']} pairs"
-        + (", quick sizes" if about["quick"] else ""),
+        + (", quick sizes" if about["quick"] else "")
+        + (f", all rows with GLIBC_TUNABLES={about['malloc']}" if about["malloc"] else ""),
         "",
         "| model | row | peak / eager | process peak / eager | time / eager | predicted / measured peak | predicted / measured time "
         "| bound / eager | gap | solve s |",

@@ -4,8 +4,8 @@
     python benchmarks/pipeline_solvers.py --rows 0,3 --time-limit 5
 
 Rows: times (microseconds) and bytes of the zero-bubble paper (arXiv 2401.10241, bubble-rate table; its repository has the profiled
-inputs), with room for p and for 2p micro-batches on every device. The reference is what the authors' own heuristic finds for the same inputs,
-by their measure: idle share of the longest device from its first forward to its last weight gradient. Uneven rows: the first row's times
+inputs), with room for p and for 2p micro-batches on every device. The reference is what the authors' own heuristic finds for the same
+inputs, by their measure: idle share of the longest device from its first forward to its last weight gradient. Uneven rows: the first row's times
 with factors per stage, four stages; reference: the authors' heuristic and a CP-SAT model of ours in an earlier study.
 """
 
@@ -65,8 +65,8 @@ def rows() -> Iterator[Row]:
             spec = PipelineSpec((cost,) * stages, microbatches, link=link)
             yield Row(f"{name} p={stages} m={microbatches}, room {room}p", spec, f"bubble {bubble:.4f}", reference_bubble=bubble)
     _, _, _, f, i, w, _, hidden, heads, *_ = _PAPER[0]
-    for name, factors, link, room, heuristic, exact in _UNEVEN:
-        costs = tuple(_cost(int(f * x), int(i * x), int(w * x), hidden, heads, room) for x in factors)
+    for name, factors, link, fitting, heuristic, exact in _UNEVEN:
+        costs = tuple(_cost(int(f * x), int(i * x), int(w * x), hidden, heads, fitting) for x in factors)
         yield Row(name, PipelineSpec(costs, 8, link=link), f"span {heuristic} / {exact}", reference_span=exact)
 
 
