@@ -4,13 +4,14 @@
     python benchmarks/memory.py --models resnet50 --budgets 100,30 --rivals eager,checkpoint
     python benchmarks/memory.py --quick              # small sizes, to see that everything runs
 
-Time: eager lives in one process, the row in another; they step in turn, the order changing from pair to pair, and the median of the ratios
-of all pairs counts. The row "eager" is a second eager process: how far it is from 1 is the noise. All rows, eager too, keep freed memory
-mapped (`schedopt.run.heap`), since a fresh process that gives it back loses much more to page faults than any plan gains.
-Peak: another process runs from its first tensor on under torch's allocator log, so the live bytes need no assumption, and takes the largest
-value during the second step. Process peak: the kernel's high-water mark (VmHWM) over one more step of the timed process, less what it held
-before it built anything; with `--tier ram` that includes the tier. Steps with blocks over 32 MiB spend much time on page faults, more or
-less of it by chance: `GLIBC_TUNABLES=glibc.malloc.hugetlb=1` in front of the command makes all rows steadier. Ratios only: the machines are shared and noisy.
+Time: eager lives in one process, the row in another; they step in turn, the order changing from pair to pair, and the median of the
+ratios of all pairs counts. The row "eager" is a second eager process: how far it is from 1 is the noise. All rows, eager too, keep freed
+memory mapped (`schedopt.run.heap`), since a fresh process that gives it back loses much more to page faults than any plan gains. Peak:
+another process runs from its first tensor on under torch's allocator log, so the live bytes need no assumption, and takes the largest
+value during the second step. Process peak: the kernel's high-water mark (VmHWM) over one more step of the timed process, less what it
+held before it built anything; with `--tier ram` that includes the tier. Steps with blocks over 32 MiB spend much time on page faults,
+more or less of it by chance: `GLIBC_TUNABLES=glibc.malloc.hugetlb=1` in front of the command makes all rows steadier. Ratios only: the
+machines are shared and noisy.
 """
 
 from __future__ import annotations

@@ -5,9 +5,8 @@
 
 Rows: times (microseconds) and bytes of the zero-bubble paper (arXiv 2401.10241, bubble-rate table; its repository has the profiled
 inputs), with room for p and for 2p micro-batches on every device. The reference is what the authors' own heuristic finds for the same
-inputs, by their measure: idle share of the longest device from its first forward to its last weight gradient. Uneven rows: the first row's times
-with factors per stage, four stages; reference: the authors' heuristic and a CP-SAT model of ours in an earlier study.
-"""
+inputs, by their measure: idle share of the longest device from its first forward to its last weight gradient. Uneven rows: the first
+row's times with factors per stage, four stages; reference: the authors' heuristic and a CP-SAT model of ours in an earlier study."""
 
 from __future__ import annotations
 
