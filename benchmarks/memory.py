@@ -6,7 +6,7 @@
 
 Time: eager lives in one process, the row in another; they step in turn, the order changing from pair to pair, and the median of the
 ratios of all pairs counts. The row "eager" is a second eager process: how far it is from 1 is the noise. All rows, eager too, keep freed
-memory mapped (`schedopt.run.heap`), since a fresh process that gives it back loses much more to page faults than any plan gains. Peak:
+memory mapped (`schedopt.heap`), since a fresh process that gives it back loses much more to page faults than any plan gains. Peak:
 another process runs from its first tensor on under torch's allocator log, so the live bytes need no assumption, and takes the largest
 value during the second step. Process peak: the kernel's high-water mark (VmHWM) over one more step of the timed process, less what it
 held before it built anything; with `--tier ram` that includes the tier. Steps with blocks over 32 MiB spend much time on page faults,
@@ -165,7 +165,7 @@ def _work(task: dict[str, Any]) -> dict[str, Any]:
     """In a process of its own: one measurement of one row."""
     import torch
 
-    from schedopt.run.heap import keep_heap
+    from schedopt.heap import keep_heap
 
     torch.manual_seed(0)
     keep_heap()

@@ -19,7 +19,7 @@ from schedopt.cost.host import cpu_name
 logger = logging.getLogger(__name__)
 
 CACHE_VARIABLE = "SCHEDOPT_CACHE"
-CACHE_VERSION = 1
+CACHE_VERSION = 2
 
 
 @dataclass(frozen=True, slots=True)

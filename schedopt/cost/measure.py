@@ -29,6 +29,7 @@ from schedopt.cost.analytic import analytic_cost
 from schedopt.cost.arguments import real_arguments
 from schedopt.cost.cache import CostCache, OpCost
 from schedopt.graph import Graph, Op
+from schedopt.heap import keep_heap
 from schedopt.machine import Machine
 
 logger = logging.getLogger(__name__)
@@ -61,6 +62,7 @@ def measure(captured: Captured, machine: Machine, *, progress: Progress | None =
         if kept.get(key) is None:
             wanted.setdefault(key, (node, op))
     if wanted:
+        keep_heap()
         _measure_all(wanted, machine, kept, progress or (lambda done, total: None))
         kept.save()
     ops = []

@@ -14,11 +14,11 @@ import torch
 
 from schedopt.capture.captured import Captured
 from schedopt.errors import HalfUpdatedError
+from schedopt.heap import give_back, keep_heap
 from schedopt.lower.codegen import generate
 from schedopt.pass_manager import Program
 from schedopt.passes.insert_actions import InsertActions
 from schedopt.run.cpu import CpuRuntime
-from schedopt.run.heap import keep_heap
 from schedopt.run.interrupt import HeldInterrupt
 from schedopt.run.ledger import Inspector, Ledger
 from schedopt.run.resting import Resting
@@ -162,5 +162,6 @@ class Runner:
             return
         self._closed = True
         with contextlib.ExitStack() as stack:
+            stack.callback(give_back)
             stack.callback(self._tier.close)
             self._resting.bring_home()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import os
 import resource
 
 import pytest
@@ -12,8 +11,8 @@ from torch import nn
 
 from schedopt.capture.workload import Workload
 from schedopt.compat import allocator_changes
+from schedopt.heap import give_back, keep_heap
 from schedopt.run import cpu
-from schedopt.run.heap import keep_heap
 from schedopt.run.runner import Runner
 from tests import plans
 from tests.programs import Maker, leaves_of, program_of
@@ -67,15 +66,18 @@ def test_a_failed_step_leaves_no_bytes_behind(monkeypatch: pytest.MonkeyPatch) -
         assert sum(changes) == 0
 
 
-@pytest.mark.skipif("MALLOC_TRIM_THRESHOLD_" in os.environ, reason="malloc is set up by the user")
-def test_freed_memory_is_not_faulted_in_again() -> None:
-    keep_heap()
+@pytest.mark.skipif(not keep_heap(), reason="malloc is set up by the user, or is not glibc's")
+@pytest.mark.parametrize("block_bytes", [1 << 20, 1 << 26])
+def test_freed_memory_is_not_faulted_in_again_until_given_back(block_bytes: int) -> None:
+    total_bytes = 1 << 28
 
     def churn() -> int:
         before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
-        blocks = [torch.zeros(1 << 18) for _ in range(32)]
+        blocks = [torch.zeros(block_bytes // 4) for _ in range(total_bytes // block_bytes)]
         del blocks
         return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
 
     churn()
-    assert churn() < 32 * (1 << 20) // 4096 // 4
+    assert churn() < total_bytes // 4096 // 4
+    give_back()
+    assert churn() > total_bytes // 4096 // 4
