@@ -6,6 +6,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from schedopt.check import Report, check
+from schedopt.graph import StorageKind
 from schedopt.plan import ActionKind, Plan
 from schedopt.plan_file import PlanFile
 
@@ -14,7 +15,7 @@ from schedopt.plan_file import PlanFile
 class Figures:
     """What a plan does in one step. `num_` counts storages (runs of ops for `num_recomputed`); `bytes_` are per step.
 
-    swapped: copied out and brought back within the step. resting: on the lower tier between steps. undo: copied only so that a failed
+    swapped: copied out and brought back within the step. resting: on the lower tier between steps. split: parameters that are updated in parts. undo: copied only so that a failed
     step can be rolled back. recomputed: ops that run a second time, and the bytes that they create.
     """
 
@@ -22,6 +23,7 @@ class Figures:
     swapped_bytes: int
     num_resting: int
     resting_bytes: int
+    num_split: int
     num_recomputed: int
     recomputed_bytes: int
     recompute_seconds: float
@@ -47,11 +49,13 @@ def figures(file: PlanFile) -> Figures:
     swapped = (set(subjects[ActionKind.SWAP_OUT]) | (set(subjects[ActionKind.SAVE]) & set(subjects[ActionKind.SWAP_IN]))) - away
     undo = set(subjects[ActionKind.SAVE]) - swapped - away
     again = subjects[ActionKind.RECOMPUTE]
+    resting = {s for s in away if graph.storages[s].parent is None}
     return Figures(
         num_swapped=len(swapped),
         swapped_bytes=total(swapped),
-        num_resting=len(away),
-        resting_bytes=total(away),
+        num_resting=len(resting),
+        resting_bytes=total(resting),
+        num_split=len({s.parent for s in graph.storages if s.parent is not None and s.kind is StorageKind.PARAMETER}),
         num_recomputed=len(again),
         recomputed_bytes=sum(total(graph.ops[x].creates) for x in again),
         recompute_seconds=sum(graph.ops[x].time_ns for x in again) / 1e9,

@@ -53,6 +53,8 @@ def summary_table(file: PlanFile) -> Table:
     table.add_row("swapped", f"{done.num_swapped} storages", size(done.swapped_bytes))
     table.add_row("recomputed", f"{done.num_recomputed} ops", f"{size(done.recomputed_bytes)}, {duration(done.recompute_seconds)}")
     table.add_row("resting", f"{done.num_resting} storages", f"{size(done.resting_bytes)} on the lower tier between steps")
+    if done.num_split:
+        table.add_row("split", f"{done.num_split} parameters", "too large with gradient and optimizer state: updated in parts")
     table.add_row("copies", size(done.out_bytes + done.in_bytes), f"out {size(done.out_bytes)}, in {size(done.in_bytes)} per step")
     undo = f"{done.num_undo} storages saved, {size(done.undo_bytes)}; {size(done.snapshot_bytes)} of snapshots on the device"
     table.add_row("undo", "on" if plan.undo else "off", undo if plan.undo else "a step that fails after an update stays half-way")
