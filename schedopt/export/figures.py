@@ -15,8 +15,8 @@ from schedopt.plan_file import PlanFile
 class Figures:
     """What a plan does in one step. `num_` counts storages (runs of ops for `num_recomputed`); `bytes_` are per step.
 
-    swapped: copied out and brought back within the step. resting: on the lower tier between steps. split: parameters that are updated in parts. undo: copied only so that a failed
-    step can be rolled back. recomputed: ops that run a second time, and the bytes that they create.
+    swapped: copied out and brought back within the step. resting: on the lower tier between steps. split: parameters that are updated in
+    parts. undo: copied only so that a failed step can be rolled back. recomputed: ops that run a second time, and the bytes that they create.
     """
 
     num_swapped: int
