@@ -16,7 +16,7 @@ class Figures:
     """What a plan does in one step. `num_` counts storages (runs of ops for `num_recomputed`); `bytes_` are per step.
 
     swapped: copied out and brought back within the step. resting: on the lower tier between steps. split: parameters that are updated in
-    parts. undo: copied only so that a failed step can be rolled back. recomputed: ops that run a second time, and the bytes that they create.
+    parts. undo: copied only so that a failed step can be rolled back. recomputed: ops that run a second time, and the bytes they create.
     """
 
     num_swapped: int

@@ -1,4 +1,4 @@
-"""Decides the order for a job that fits: eager order, each update as late as the least peak allows. No swap, no recompute."""
+"""Decides the order for a job that fits: eager order, some updates early so that the peak is lower than eager's. No swap, no recompute."""
 
 from __future__ import annotations
 
@@ -11,7 +11,9 @@ from schedopt.pass_manager import Program
 from schedopt.plan import Plan
 from schedopt.solvers.expand import expand, profile
 from schedopt.solvers.problem import Problem, captured_order, eager_peak, early_order, lazy_order, order_profile
-from schedopt.solvers.realise import realise
+from schedopt.solvers.realise import Realised, realise
+
+_CHEAP = 1.005  # of the time of all ops
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,16 +23,21 @@ class DecideOrder:
     name: str = "decide_order"
 
     def __call__(self, program: Program) -> Program:
-        """Choose the order with the least peak; among equals the one whose updates come last."""
-        tried = [replace(problem_of(program, order), copies=False) for order in _orders(program.graph)]
-        plain = [(max(profile(one, expand(one, {})), default=0), number) for number, one in enumerate(tried)]
-        peak, number = min(plain)
-        problem = tried[number]
-        if peak > problem.budget_bytes:
+        """Choose the least peak among the orders that cost next to nothing (early updates need undo copies); if none of those fits the
+        budget, the fastest that does."""
+        fitting: list[tuple[int, int, int]] = []
+        found: list[tuple[Problem, Realised]] = []
+        for order in dict.fromkeys(_orders(program.graph)):
+            problem = replace(problem_of(program, order), copies=False)
+            expansion = expand(problem, {})
+            realised = realise(problem, expansion, tier_of(program), program.machine.devices[0].name)
+            if realised is not None:
+                peak = max(profile(problem, expansion), default=0)
+                fitting.append((0 if realised.step_ns <= _CHEAP * problem.compute_ns else realised.step_ns, peak, len(found)))
+                found.append((problem, realised))
+        if not found:
             return program
-        expansion = expand(problem, {})
-        realised = realise(problem, expansion, tier_of(program), program.machine.devices[0].name)
-        assert realised is not None
+        problem, realised = found[min(fitting)[2]]
         plan = Plan(
             graph_hash=program.graph.hash(),
             machine_name=program.machine.name,
@@ -76,7 +83,8 @@ def problem_of(program: Program, order: tuple[int, ...], *, may_swap: bool = Tru
 
 
 def _orders(graph: Graph) -> list[tuple[int, ...]]:
-    """Updates at the end, as late as the least peak allows, as early as they can; undo copies decide with."""
+    """Updates at the end, as late as the least peak and some larger ones allow, as early as they can."""
     early = early_order(graph)
-    least = max(order_profile(graph, early), default=0)
-    return [captured_order(graph), lazy_order(graph, least), early]
+    least, most = max(order_profile(graph, early), default=0), eager_peak(graph)
+    limits = [most - (most - least) * share // 8 for share in range(1, 9)]
+    return [captured_order(graph), *(lazy_order(graph, limit) for limit in limits), early]
