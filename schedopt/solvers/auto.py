@@ -39,8 +39,8 @@ from schedopt.solvers.realise import Realised, clock, realise
 
 _RUNG = 0.85
 _VARIANTS = (  # weight of a copy, positions that inputs of recomputes linger, whether swaps are allowed, whether recomputes are
-    (0.03, 6, True, True),
     (0.03, 0, True, False),
+    (0.03, 6, True, True),
     (0.3, 6, True, True),
     (0.3, 0, True, False),
     (0.1, 40, True, True),
@@ -132,6 +132,7 @@ class Search:
         self.best: Found | None = None
         self.base: Found | None = None
         self.limit_ns: int | None = None
+        self.found_any = False
         self.random = random.Random(options.seed)
 
     def left(self) -> float:
@@ -176,9 +177,12 @@ class Search:
 
     def _rung(self, problem: Problem) -> Iterator[Found]:
         for weight, variant in _variants(problem):
+            if self.found_any and self.left() < self.o.time_limit_s / 2:
+                return
             answer = greedy(variant, GreedyOptions(round(variant.budget_bytes * 0.98), swap_weight=weight))
             found = self.judge(variant, answer.choices, answer.expansion, "greedy") if answer.fits else None
             if found is not None:
+                self.found_any = True
                 yield found
 
     def at_budget(self) -> None:

@@ -13,6 +13,7 @@ from schedopt.solvers.candidates import Candidate, candidates, recompute_price, 
 from schedopt.solvers.expand import Choices, Expansion, Gap, ImpossibleChoice, expand, profile
 from schedopt.solvers.problem import Problem
 
+_BLAMED = 12  # failed expansions after which choices are taken back by halves
 _DEAR = 4.0  # a recompute that takes so many times longer than the swap is not looked at any further
 _CROWDED = 0.7  # share of the compute time a link may be busy before its copies count in full
 
@@ -63,12 +64,15 @@ class _Greedy:
             expansion = self._expand_or_ban(added)
 
     def _expand_or_ban(self, added: list[tuple[Gap, str]]) -> Expansion:
-        """Expand; where choices can not be carried out, take back some that were added last and forbid them."""
+        """Expand; where choices can not be carried out, take back some that were added last and forbid them: at first those that are to
+        blame, soon more at once, for an expansion of a large step takes long."""
+        failures = 0
         while True:
             try:
                 return expand(self.p, self.choices)
             except ImpossibleChoice as impossible:
-                guilty = self._guilty(impossible.chain, added)
+                failures += 1
+                guilty = self._guilty(impossible.chain if failures <= _BLAMED else (), added)
                 if not guilty:
                     self.choices = {gap: how for gap, how in self.choices.items() if how == "swap"}
                     added = []
