@@ -17,7 +17,6 @@ from schedopt.plan import Plan, Schedule
 from schedopt.solvers import auto, window
 from schedopt.solvers.bound import floor
 from schedopt.solvers.expand import expand, profile
-from schedopt.solvers.greedy import GreedyOptions, greedy
 from schedopt.solvers.problem import Problem, captured_order, eager_peak, early_order, one_each
 
 _KINDS = {"auto": (True, True), "swap": (True, False), "recompute": (False, True), "window": (True, False)}
@@ -134,11 +133,7 @@ def infeasible(problems: list[Problem], fits: Callable[[Problem], bool]) -> Infe
 
 def _greedy_fits(problem: Problem) -> bool:
     """Whether greedy or, where swaps are allowed, the window method gets under the problem's budget."""
-    for linger in (6, 0):
-        answer = greedy(replace(problem, linger=linger), GreedyOptions(problem.budget_bytes))
-        if answer.fits:
-            return True
-    return problem.may_swap and _window_fits(problem)
+    return auto.least_greedy(problem).fits or (problem.may_swap and _window_fits(problem))
 
 
 def _window_fits(problem: Problem) -> bool:

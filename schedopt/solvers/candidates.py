@@ -8,7 +8,7 @@ from itertools import pairwise
 
 import numpy as np
 
-from schedopt.solvers.expand import Choices, Expansion, Gap
+from schedopt.solvers.expand import DEPTH, Choices, Expansion, Gap
 from schedopt.solvers.problem import Problem
 
 
@@ -83,13 +83,15 @@ class _Recipes:
     def __init__(self, problem: Problem, choices: Choices, position: int, limit_ns: float) -> None:
         self.p, self.choices, self.position, self.left = problem, choices, position, limit_ns
         self.paid: set[tuple[int, int]] = set()
+        self.depth = 0
 
     def price(self, s: int, version: int) -> float | None:
         """Of the storage's recipe; None if there is none, or it is too dear."""
-        recipe = self.p.recipe(s, version)
+        recipe = self.p.recipe(s, version) if self.depth < DEPTH else None
         if recipe is None:
             return None
         self.paid.add((s, version))
+        self.depth += 1
         cost = 0.0
         for op in recipe:
             cost += self.p.graph.ops[op].time_ns
@@ -101,6 +103,7 @@ class _Recipes:
                 if part is None:
                     return None
                 cost += part
+        self.depth -= 1
         return cost
 
     def _input(self, u: int, version: int) -> float | None:

@@ -15,7 +15,7 @@ from schedopt.solvers.problem import Problem
 
 Gap = tuple[int, int]  # (storage, number of the use before the gap; -1: over the step's boundary)
 Choices = dict[Gap, str]  # "swap" or "recompute"; a gap that is not there is kept
-_DEPTH = 16  # recipes within recipes: longer chains cost more than they bring
+DEPTH = 16  # recipes within recipes: longer chains cost more than they bring
 
 
 class Begin(Enum):
@@ -167,7 +167,7 @@ class _Expander:
             self.version[s] = version
             return
         recipe = self.p.recipe(s, version)
-        if recipe is None or s in self.visiting or len(self.visiting) > _DEPTH:
+        if recipe is None or s in self.visiting or len(self.visiting) > DEPTH:
             raise ImpossibleChoice((*self.visiting, s))
         self.visiting[s] = None
         for op in recipe:
