@@ -76,7 +76,8 @@ def churn():
     del blocks
     return (resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before) * 4096 / total
 if keep_heap():
-    churn()
+    for _ in range(3):
+        churn()
     print(churn())
     give_back()
     print(churn())
@@ -89,5 +90,5 @@ def test_freed_memory_is_not_faulted_in_again_until_given_back(block_bytes: int)
     if not out:
         pytest.skip("malloc is set up by the user, or is not glibc's")
     kept, returned = map(float, out.split())
-    assert kept < 0.25
-    assert returned > 0.5
+    assert kept < 0.5  # a block may come to lie elsewhere
+    assert returned > 0.7
