@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 
@@ -85,6 +85,18 @@ class Machine:
     def tier(self, name: str) -> Tier:
         """The tier called `name`; KeyError if there is none."""
         return {t.name: t for t in self.tiers}[name]
+
+    def throttled(self, bytes_per_s: float | None) -> Machine:
+        """The machine with no link faster than that, each a thread's work again; None: as it is."""
+        if bytes_per_s is None:
+            return self
+        links = (
+            replace(
+                x, out_bytes_per_s=min(x.out_bytes_per_s, bytes_per_s), in_bytes_per_s=min(x.in_bytes_per_s, bytes_per_s), blocking=False
+            )
+            for x in self.links
+        )
+        return replace(self, links=tuple(links))
 
     def link(self, device: str, tier: str) -> Link:
         """The link between a device and a tier; KeyError if there is none."""

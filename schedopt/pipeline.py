@@ -132,16 +132,6 @@ class PipelineSpec:
             return 0
         return {(a, b): time for a, b, time in self.links}.get((here, there), self.link)
 
-    def needs(self, action: PipelineAction) -> tuple[tuple[PipelineAction, int], ...]:
-        """(action that must have ended, time since then)."""
-        s, part, m = action.stage, action.part, action.microbatch
-        if part is Part.FORWARD:
-            return ((PipelineAction(s - 1, part, m), self.transfer(s - 1, s)),) if s else ()
-        if part is Part.WEIGHT_GRAD:
-            return ((PipelineAction(s, Part.INPUT_GRAD, m), 0),)
-        own = (PipelineAction(s, Part.FORWARD, m), 0)
-        return (own, (PipelineAction(s + 1, part, m), self.transfer(s + 1, s))) if s + 1 < len(self.stages) else (own,)
-
 
 @dataclass(frozen=True, slots=True)
 class PipelineSchedule:

@@ -120,6 +120,16 @@ def test_a_saved_plan_splits_again_and_refuses_another_model(tmp_path: Path) -> 
         schedopt.compile(other, plan=path)
 
 
+def test_parts_that_are_not_whole_pages_are_refused() -> None:
+    plan = schedopt.plan(large_layer("sgd"), constraints=schedopt.Constraints(memory="40%", tier="ram", time_limit_s=1))
+    second = next(s for s in plan.graph.storages if s.parent is not None and s.start_bytes)
+    storages = tuple(replace(s, start_bytes=s.start_bytes + 8) if s == second else s for s in plan.graph.storages)
+    graph = replace(plan.graph, storages=storages)
+    forged = schedopt.StepPlan(replace(plan.file, graph=graph, plan=replace(plan.plan, graph_hash=graph.hash())))
+    with pytest.raises(PlanMismatchError, match="another training step"):
+        schedopt.compile(large_layer("sgd"), plan=forged)
+
+
 def test_checker_wants_parts_and_parents_away() -> None:
     plan = schedopt.plan(large_layer("sgd"), constraints=schedopt.Constraints(memory="45%", tier="ram", time_limit_s=1))
     part = next(s for s in plan.graph.storages if s.parent is not None)

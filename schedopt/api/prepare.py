@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 from dataclasses import replace
 
@@ -11,7 +10,7 @@ from schedopt.api.step_plan import StepPlan
 from schedopt.capture.build import capture
 from schedopt.capture.captured import Captured
 from schedopt.capture.selfcheck import self_check
-from schedopt.capture.split import cuts_of, split
+from schedopt.capture.split import cuts_of, fit, split
 from schedopt.capture.workload import Workload
 from schedopt.constraints import Constraints, budget_bytes
 from schedopt.cost import estimate, load_machine, measure, this_machine
@@ -59,6 +58,7 @@ def decide_captured(captured: Captured, constraints: Constraints, machine: Machi
         graph = measure(captured, machine, progress=lambda done, total: progress("measure", done, total))
     else:
         graph = estimate(captured, machine)
+    machine = machine.throttled(constraints.throttle_bytes_per_s)
     program = Program(graph, machine, constraints, captured=replace(captured, graph=graph))
     progress("solve", 0, 100)
     program = run_passes(program, default_passes(lambda share, what: progress("solve", round(100 * share), 100)))
@@ -70,9 +70,8 @@ def reuse(captured: Captured, given: StepPlan, constraints: Constraints) -> Prog
     """A program with a plan made earlier. PlanMismatchError if it is for another step or device, goes over `constraints.memory`, or
     breaks a rule."""
     plan = given.plan
-    if (cuts := cuts_of(given.graph)) and cuts.keys() <= set(range(len(captured.graph.storages))):
-        with contextlib.suppress(StopIteration, KeyError, ValueError):  # cuts of another step: the comparison below says so
-            captured = split(captured, cuts)
+    if (cuts := cuts_of(given.graph)) and fit(captured, cuts):
+        captured = split(captured, cuts)
     if plan.graph_hash != captured.graph.hash() or given.graph.hash() != plan.graph_hash:
         raise PlanMismatchError(f"the plan belongs to another training step: {_difference(given.graph, captured.graph)}; plan again")
     kinds = {device.kind for device in given.machine.devices}
@@ -82,7 +81,8 @@ def reuse(captured: Captured, given: StepPlan, constraints: Constraints) -> Prog
         limit = budget_bytes(constraints.memory, eager_peak_bytes=plan.eager_peak_bytes)
         if plan.peak_bytes > limit:
             raise PlanMismatchError(f"the plan peaks at {plan.peak_bytes} bytes, the constraints allow {limit}; plan again")
-    program = Program(given.graph, given.machine, constraints, plan=plan, captured=replace(captured, graph=given.graph))
+    machine = given.machine.throttled(constraints.throttle_bytes_per_s)
+    program = Program(given.graph, machine, constraints, plan=plan, captured=replace(captured, graph=given.graph))
     verify(program)
     return program
 

@@ -74,6 +74,19 @@ def cuts_of(graph: Graph) -> Cuts:
     return {parent: (*sorted(found), graph.storages[parent].size_bytes) for parent, found in starts.items()}
 
 
+def fit(captured: Captured, cuts: Cuts) -> bool:
+    """Whether cuts, from a file perhaps, are ones that this step's updates can be made in: whole pages, nothing left out."""
+    updates = {_storage(_arguments(n)[0]): n for n in captured.gm.graph.nodes if isinstance(n.target, UpdateRule)}
+    return all(
+        parameter in updates
+        and starts[0] == 0
+        and end == captured.graph.storages[parameter].size_bytes
+        and all(a < b and a % PAGE == 0 for a, b in pairwise((*starts, end)))
+        and _divisible(captured, updates[parameter])
+        for parameter, (*starts, end) in cuts.items()
+    )
+
+
 def _op(node: fx.Node) -> int:
     number = node_info(node).op
     assert number is not None

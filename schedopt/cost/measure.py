@@ -29,7 +29,7 @@ from schedopt.cost.analytic import analytic_cost
 from schedopt.cost.arguments import real_arguments
 from schedopt.cost.cache import CostCache, OpCost
 from schedopt.graph import Graph, Op
-from schedopt.heap import keep_heap
+from schedopt.heap import give_back, keep_heap
 from schedopt.machine import Machine
 
 logger = logging.getLogger(__name__)
@@ -65,6 +65,7 @@ def measure(captured: Captured, machine: Machine, *, progress: Progress | None =
         keep_heap()
         _measure_all(wanted, machine, kept, progress or (lambda done, total: None))
         kept.save()
+        give_back()
     ops = []
     for op, key in zip(captured.graph.ops, keys, strict=True):
         cost = kept.get(key)

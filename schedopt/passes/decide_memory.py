@@ -46,7 +46,7 @@ class DecideMemory:
             made = [problem_of(one, order, may_swap=swap, may_recompute=recompute) for order in orders]
             problems += [replace(problem, budget_bytes=budget_of(program)) for problem in made]
         plan, graph = self._window(program, problems) if program.constraints.strategy == "window" else self._auto(program, problems)
-        program = next(one for one in variants if one.graph is graph)
+        program = next(one for one in variants if one.graph == graph)  # not `is`: a plan made earlier has its own
         return replace(program, plan=replace(plan, solve_seconds=time.perf_counter() - started))
 
     def _auto(self, program: Program, problems: list[Problem]) -> tuple[Plan, Graph]:
@@ -126,7 +126,7 @@ def infeasible(problems: list[Problem], fits: Callable[[Problem], bool]) -> Infe
             low = middle
     text = (
         f"no plan fits {problem.budget_bytes} bytes. A budget of {high} bytes does ({100 * high / eager_peak(problems[0].graph):.1f} % of the "
-        f"eager peak); nothing below {floor_bytes} bytes ever can, because of {op_name}"
+        f"eager peak); nothing below {floor_bytes} bytes {'can' if problem.split else 'ever can'}, because of {op_name}"
     )
     return InfeasibleError(text, budget_bytes=problem.budget_bytes, least_bytes=high, floor_bytes=floor_bytes, op_name=op_name)
 

@@ -76,9 +76,6 @@ def problem_of(program: Program, order: tuple[int, ...], *, may_swap: bool = Tru
     """The program's scheduling problem for one order of its ops."""
     machine: Machine = program.machine
     link = machine.link(machine.devices[0].name, tier_of(program))
-    if (throttle := program.constraints.throttle_bytes_per_s) is not None:
-        out, back = min(link.out_bytes_per_s, throttle), min(link.in_bytes_per_s, throttle)
-        link = replace(link, out_bytes_per_s=out, in_bytes_per_s=back, blocking=False)  # the slower link is a thread's work again
     return Problem(program.graph, order, budget_of(program), link, program.constraints.undo, may_swap, may_recompute)
 
 

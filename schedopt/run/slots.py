@@ -66,8 +66,7 @@ def make_tier(program: Program, directory: str | None) -> tuple[Tier, Slots]:
     link, throttle = program.machine.link(schedule.device, schedule.tier), constraints.throttle_bytes_per_s
     if schedule.tier == "file":
         return FileTier(slots.size_bytes, directory=directory, duplex=link.duplex, throttle_bytes_per_s=throttle, flat=slots.flat), slots
-    blocking = link.blocking and throttle is None
-    return RamTier(slots.size_bytes, duplex=link.duplex, throttle_bytes_per_s=throttle, blocking=blocking), slots
+    return RamTier(slots.size_bytes, duplex=link.duplex, throttle_bytes_per_s=throttle, blocking=link.blocking), slots
 
 
 def _padded(size_bytes: int) -> int:

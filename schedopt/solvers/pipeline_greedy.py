@@ -18,14 +18,12 @@ _NEVER = 1 << 62
 @dataclass(frozen=True, slots=True)
 class Rules:
     """`fill`: a gradient of weights may start if the next arrival is at least this share of its time away. `patience`: a forward is put off if
-    a gradient arrives within this share of its time. `cap`: forwards under way per stage at most (None: bytes alone decide). `joined`:
-    gradients of weights follow at once (1F1B, GPipe). `flood`: all forwards first (GPipe)."""
+    a gradient arrives within this share of its time. `cap`: forwards under way per stage at most (None: bytes alone decide). `deep_first`:
+    of several stages on a device the last one goes first."""
 
     fill: float = 0.5
     patience: float = 0.0
     cap: tuple[int, ...] | None = None
-    joined: bool = False
-    flood: bool = False
     deep_first: bool = True
 
 
@@ -63,13 +61,8 @@ class _Simulation:
         stages = self.t.spec.stages_of[device]
         gradients = [(when, s) for s in stages if (when := self._gradient_at(s)) < _NEVER]
         forwards = [(when, s) for s in stages if (when := self._forward_at(s)) < _NEVER]
-        if self.r.joined and (owed := [s for s in stages if self.done[s][1] > self.done[s][2]]):
-            self._start(now, device, owed[0], 2)
-            return
         ready = [s for when, s in gradients if when <= now]
         open_forwards = [s for when, s in forwards if when <= now and self._room(device, s)]
-        if self.r.flood and any(self.done[s][0] < self.t.m for s in stages):
-            ready = []
         if ready:
             self._start(now, device, min(ready, key=lambda s: (self.done[s][1], -s)), 1)
             return

@@ -26,7 +26,8 @@ COPIES = {ActionKind.SWAP_IN, ActionKind.SWAP_OUT}
 def decide(graph: Graph, machine: Any = TEST_MACHINE, **constraints: Any) -> Plan:
     """Plan of the two decide passes; the pass manager lets the checker replay it."""
     constraints.setdefault("time_limit_s", 0.05)
-    program = Program(graph, machine, Constraints(**constraints))
+    wanted = Constraints(**constraints)
+    program = Program(graph, machine.throttled(wanted.throttle_bytes_per_s), wanted)
     plan = run_passes(program, (DecideOrder(), DecideMemory(workers=1))).plan
     assert plan is not None
     return plan
@@ -112,6 +113,12 @@ def test_infeasible_says_what_would_do(strategy: str) -> None:
     assert plan.peak_bytes <= error.least_bytes
 
 
+def test_a_plan_made_before_serves_the_same_step_captured_again() -> None:
+    thorough = decide(random_graph(3, 7), memory="50%", time_limit_s=0.6)
+    hasty = decide(random_graph(3, 7), memory="55%", time_limit_s=0.001)
+    assert hasty.step_ns <= thorough.step_ns
+
+
 def test_window_infeasible_names_the_op() -> None:
     with pytest.raises(InfeasibleError, match="window method"):
         decide(chain_graph(8), memory=2 * MIB, strategy="window")
@@ -137,6 +144,7 @@ def test_throttle_slows_the_step_of_swap() -> None:
     slow = decide(graph, memory="60%", strategy="swap", throttle_bytes_per_s=1e8)
     assert slow.bound_ns is not None
     assert slow.bound_ns > fast.bound_ns
+    assert slow.step_ns > fast.step_ns
 
 
 def test_tier_of_the_constraints() -> None:
