@@ -14,7 +14,6 @@ p - i times (the micro-batches that 1F1B has in flight there).
 
 from __future__ import annotations
 
-import json
 import math
 from collections import Counter
 from dataclasses import dataclass, field
@@ -22,9 +21,10 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, ClassVar
 
-from pydantic import TypeAdapter, ValidationError
+from pydantic import TypeAdapter
 
 from schedopt.errors import PlanFileError
+from schedopt.problem_file import json_of, read_problem, validated
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,28 +107,20 @@ _ADAPTER = TypeAdapter(PartitionSpec)
 
 def load_partition_spec(path: str | Path) -> PartitionSpec:
     """A problem from a JSON file of our own form or of msr-fiddle/dnn-partitioning; PlanFileError names the field that is wrong."""
-    try:
-        text = Path(path).read_bytes()
-    except OSError as error:
-        raise PlanFileError(f"{path}: can not be read: {error.strerror}") from error
-    return parse_partition_spec(text, str(path))
+    return parse_partition_spec(read_problem(path), str(path))
 
 
 def parse_partition_spec(text: str | bytes, source: str = "the problem") -> PartitionSpec:
     """A problem from JSON text; PlanFileError names the field that is wrong."""
-    try:
-        data = json.loads(text)
-    except (ValueError, UnicodeDecodeError) as error:
-        raise PlanFileError(f"{source}: no JSON: {error}") from error
-    try:
-        spec = _from_dnn_partitioning(data) if isinstance(data, dict) and "maxFPGAs" in data else _ADAPTER.validate_python(data)
-    except ValidationError as error:
-        first = error.errors(include_url=False)[0]
-        where = ".".join(str(part) for part in first["loc"]) or "the file"
-        raise PlanFileError(f"{source}: {where}: {first['msg']}") from error
-    except (KeyError, TypeError) as error:
-        raise PlanFileError(f"{source}: a field of the dnn-partitioning form is missing or of another type: {error}") from error
-    if problem := incoherence(spec):
+    data = json_of(text, source)
+    if isinstance(data, dict) and "maxFPGAs" in data:
+        try:
+            spec = _from_dnn_partitioning(data)
+        except (KeyError, TypeError, ValueError) as error:
+            raise PlanFileError(f"{source}: a field of the dnn-partitioning form is missing or of another type: {error}") from error
+    else:
+        spec = validated(_ADAPTER, data, source)
+    if problem := _incoherence(spec):
         raise PlanFileError(f"{source}: {problem}")
     return spec
 
@@ -150,7 +142,7 @@ def _from_dnn_partitioning(data: dict[str, Any]) -> PartitionSpec:
     return PartitionSpec(tuple(nodes), edges, tuple(kind for kind in kinds if kind.count))
 
 
-def incoherence(spec: PartitionSpec) -> str:
+def _incoherence(spec: PartitionSpec) -> str:
     """What the types can not say; empty if all is well."""
     if not spec.nodes or not spec.devices:
         return "a partition problem has at least one node and one kind of device"

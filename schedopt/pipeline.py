@@ -17,16 +17,16 @@ action (what counts when steps follow each other and every device starts the nex
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import cached_property
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
-from pydantic import TypeAdapter, ValidationError
+from pydantic import TypeAdapter
 
 from schedopt.errors import PlanFileError
+from schedopt.problem_file import json_of, read_problem, validated
 
 
 class Part(StrEnum):
@@ -149,23 +149,12 @@ _ADAPTER = TypeAdapter(PipelineSpec)
 
 def load_pipeline_spec(path: str | Path) -> PipelineSpec:
     """A problem from a JSON file; PlanFileError names the field that is wrong."""
-    try:
-        text = Path(path).read_bytes()
-    except OSError as error:
-        raise PlanFileError(f"{path}: can not be read: {error.strerror}") from error
-    return parse_pipeline_spec(text, str(path))
+    return parse_pipeline_spec(read_problem(path), str(path))
 
 
 def parse_pipeline_spec(text: str | bytes, source: str = "the specification") -> PipelineSpec:
     """A problem from JSON text; PlanFileError names the field that is wrong."""
-    try:
-        spec = _ADAPTER.validate_python(json.loads(text))
-    except ValidationError as error:
-        first = error.errors(include_url=False)[0]
-        field = ".".join(str(part) for part in first["loc"]) or "the file"
-        raise PlanFileError(f"{source}: {field}: {first['msg']}") from error
-    except (ValueError, UnicodeDecodeError) as error:
-        raise PlanFileError(f"{source}: no JSON: {error}") from error
+    spec = validated(_ADAPTER, json_of(text, source), source)
     if problem := _incoherence(spec):
         raise PlanFileError(f"{source}: {problem}")
     return spec

@@ -144,6 +144,7 @@ def test_published_optima(name: str) -> None:
         ({"nodes": [{"name": "a", "time": -1}], "edges": []}, "not negative"),
         ({"devices": [{"name": "gpu", "count": 0}]}, "count must be positive"),
         ({"colour": 1}, "colour"),
+        ({"maxFPGAs": 2, "maxCPUs": 1}, "dnn-partitioning form"),
     ],
 )
 def test_broken_files_name_the_field(change: dict[str, object], words: str) -> None:
