@@ -90,12 +90,14 @@ def _open_files() -> set[str]:
 def _nothing_left_behind() -> Iterator[None]:
     torch.set_num_threads(1)
     gc.collect()
+    at_start = signal.signal(signal.SIGINT, signal.default_int_handler)  # background jobs of a shell start with Ctrl-C ignored
     files, handler = _open_files(), signal.getsignal(signal.SIGINT)
     yield
     gc.collect()
     assert [t.name for t in threading.enumerate() if t.name.startswith("schedopt")] == []
     assert _open_files() <= files
     assert signal.getsignal(signal.SIGINT) is handler
+    signal.signal(signal.SIGINT, at_start)
 
 
 def _sample(lines: int, count: int) -> list[int]:
